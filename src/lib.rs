@@ -18,6 +18,7 @@
 //! - [`config`]: YAML to [`config::Config`], every problem with its place; watches the file for changes.
 //! - [`admin`]: health, metrics, live state and the dashboard.
 //! - [`telemetry`]: logs, traces, and every metric's name in one place.
+//! - [`usage`]: who has used what, in hours and days, of the whole fleet.
 //! - `bearer`: tokens in headers, for `proxy`, `config` and `admin`.
 //! - [`clock`]: instants and spans in whole microseconds; [`entropy`]: random numbers.
 //! - [`app`]: wires the rooms together, owns every task, reloads and the shutdown.
@@ -36,3 +37,4 @@ pub mod limiter;
 pub mod proxy;
 pub mod redis;
 pub mod telemetry;
+pub mod usage;

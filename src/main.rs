@@ -69,6 +69,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             Ok(runtime()?.block_on(remote::act(remote, which, "reset", None))?)
         }
         Command::Replicas { remote } => Ok(runtime()?.block_on(remote::replicas(remote))?),
+        Command::Usage(asked) => Ok(runtime()?.block_on(cli::usage::run(asked))?),
         Command::Health { remote } => Ok(runtime()?.block_on(remote::health(remote))?),
         Command::Demo { seconds } => {
             runtime()?.block_on(cli::demo::run(seconds))?;

@@ -14,6 +14,7 @@ use weir::limiter::store::memory::MemoryStore;
 use weir::proxy::bench::Routes;
 use weir::proxy::{Proxy, Reach};
 use weir::telemetry::{Metrics, Spans};
+use weir::usage::Usage;
 
 use crate::Result;
 
@@ -110,6 +111,13 @@ fn routes(rules: &str) -> Result<Routes> {
     let config = config::parse(Path::new("bench.yaml"), &format!("routes:\n{rules}"))?.config;
     let (clock, metrics) = (Clock::start(), Metrics::new());
     let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
-    let proxy = Proxy::new(metrics, Spans::default(), &config, &limiters.prepare(&[]), Reach::default())?;
+    let proxy = Proxy::new(
+        metrics,
+        Usage::default(),
+        Spans::default(),
+        &config,
+        &limiters.prepare(&[]),
+        Reach::default(),
+    )?;
     Ok(Routes::of(&proxy))
 }

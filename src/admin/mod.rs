@@ -5,7 +5,7 @@
 //! - `access`: the access rule.
 //! - `audit`: the line in the log for each action by hand.
 //! - `response`: the forms of an answer.
-//! - `health`, `metrics`, `limiters`, `replicas`, `config`, `reload`, `explain`, `events`: the endpoints, one file each.
+//! - `health`, `metrics`, `limiters`, `replicas`, `config`, `reload`, `explain`, `events`, `usage`: the endpoints, one file each.
 //! - `dashboard`: what all open pages share; `page.html` is the page.
 //! - `scrape`: the reading that scrapes share.
 //! - `state`: the handles that the endpoints share.
@@ -30,6 +30,7 @@ mod router;
 mod scrape;
 mod server;
 mod state;
+mod usage;
 
 pub use self::dashboard::Dashboard;
 pub use self::explain::{Explain, Explained, asked};

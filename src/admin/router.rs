@@ -11,7 +11,7 @@ use super::access::{self, Denied, Right};
 use super::limiters::{Action, BoxError};
 use super::response::{self, Response};
 use super::state::AdminState;
-use super::{audit, config, events, explain, health, limiters, metrics, reload, replicas};
+use super::{audit, config, events, explain, health, limiters, metrics, reload, replicas, usage};
 
 /// An endpoint, with the parts of its path.
 #[derive(Clone, Copy)]
@@ -29,6 +29,7 @@ enum Endpoint<'path> {
     Config,
     Explain,
     Reload,
+    Usage,
 }
 
 impl Endpoint<'_> {
@@ -46,6 +47,7 @@ impl Endpoint<'_> {
             "/api/config" => Endpoint::Config,
             "/api/explain" => Endpoint::Explain,
             "/api/reload" => Endpoint::Reload,
+            "/api/usage" => Endpoint::Usage,
             _ => {
                 let name = path.strip_prefix("/api/limiters/")?;
                 match name.split_once('/') {
@@ -163,6 +165,7 @@ async fn answer(
         Endpoint::Config => config::show(&state.config, request.uri.query()),
         Endpoint::Explain => explain::explain(&state.explain, &state.limiters, request.uri.query()).await,
         Endpoint::Reload => reload::reload(&state.reloader).await,
+        Endpoint::Usage => usage::show(&state.usage, request.uri.query()).await,
     };
     (right, answer)
 }

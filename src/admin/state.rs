@@ -13,6 +13,7 @@ use super::scrape::LastScrape;
 use crate::config;
 use crate::limiter::Limiters;
 use crate::telemetry::Metrics;
+use crate::usage::Book;
 
 /// Returns the breakers of the routes as JSON, in their order.
 pub type Breakers = Arc<dyn Fn() -> Vec<Value> + Send + Sync>;
@@ -38,6 +39,8 @@ pub struct AdminState {
     pub dashboard: Dashboard,
     /// The reading that scrapes share.
     pub scrape: LastScrape,
+    /// The fleet's counts, for `/api/usage`.
+    pub usage: Arc<Book>,
     /// The workers, for what asks the store.
     pub workers: Handle,
 }

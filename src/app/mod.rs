@@ -1,7 +1,7 @@
 //! The composition root: wires the rooms together, owns every task, and ends them in order.
 //!
 //! Nothing is decided here. Its tasks are the proxy's and the admin's listeners, the store's probe, the limiters'
-//! recovery, the lines about an outage, and one that reloads ([`reload`]), so that reloads never overlap.
+//! recovery, the lines about an outage, the writer of who has used what, and one that reloads ([`reload`]), so that reloads never overlap.
 
 mod reload;
 mod sockets;
@@ -30,9 +30,10 @@ use crate::limiter::Limiters;
 use crate::limiter::store::Store;
 use crate::limiter::store::memory::MemoryStore;
 use crate::proxy::{self, Drained, Explanation, Proxy, ProxyBuildError, Reach};
-use crate::redis::{RedisSetupError, RedisStore};
+use crate::redis::{RedisSetupError, RedisStore, RedisUsage};
 use crate::telemetry::logging::LoggingError;
 use crate::telemetry::{Logging, Metrics, Spans};
+use crate::usage::{Book, MemoryUsage, Usage, UsageStore};
 
 /// The reason why weir could not start, or ended without having finished everything.
 #[derive(Debug, Error)]
@@ -162,6 +163,8 @@ pub struct App {
     draining: watch::Sender<bool>,
     /// Ends the proxy's listener.
     drain: CancellationToken,
+    /// Writes the last counts of who has used what.
+    book: LastCounts,
     /// Ends everything else.
     end: CancellationToken,
     tasks: TaskTracker,
@@ -178,21 +181,19 @@ impl App {
         let (tasks, end, drain) = (TaskTracker::new(), CancellationToken::new(), CancellationToken::new());
         let (proxy_listener, proxy_address) = listen("listen", config.listen)?;
         let (admin_listener, admin_address) = listen("admin.listen", config.admin.listen)?;
-        let limiters = limiters(&config, &metrics, &tasks, &end)?;
+        let (limiters, usage_store) = limiters(&config, &metrics, &tasks, &end)?;
+        let usage = Usage::default();
+        let book = Arc::new(Book::new(usage.clone(), usage_store));
         // In two stages, as a reload.
         let prepared = limiters.prepare(&config.limiters);
         let spans = Spans::from_environment();
-        let proxy = Proxy::new(metrics.clone(), spans.clone(), &config, &prepared, Reach::default())?;
+        let proxy = Proxy::new(metrics.clone(), usage, spans.clone(), &config, &prepared, Reach::default())?;
         prepared.commit();
         limiters.configured(&config.hash);
         // The kernel holds connections that come meanwhile.
         limiters.settle().await;
-        let (following, ended) = (limiters.clone(), end.clone());
-        tasks.spawn(async move { ended.run_until_cancelled(following.follow()).await });
-        let (keeping, ended) = (limiters.clone(), end.clone());
-        tasks.spawn(async move { ended.run_until_cancelled(keeping.keep()).await });
-        let (telling, ended) = (limiters.clone(), end.clone());
-        tasks.spawn(async move { ended.run_until_cancelled(telling.tell_outages()).await });
+        keep(&limiters, &tasks, &end);
+        let last_counts = LastCounts::of(&book, &tasks);
         metrics.started(unix_seconds());
 
         let handle = Arc::new(Handle::new(loaded));
@@ -215,6 +216,7 @@ impl App {
             draining: is_draining,
             dashboard: admin::Dashboard::default(),
             scrape: admin::LastScrape::default(),
+            usage: book,
             workers: tokio::runtime::Handle::current(),
         };
         if let Some(Source { path, watch, logging }) = source {
@@ -234,7 +236,19 @@ impl App {
         });
         info!(address = %proxy_address, "listening");
         info!(address = %admin_address, "admin listening");
-        Ok(App { proxy_address, admin_address, serving, proxy, limiters, spans, draining, drain, end, tasks })
+        Ok(App {
+            proxy_address,
+            admin_address,
+            serving,
+            proxy,
+            limiters,
+            spans,
+            draining,
+            drain,
+            book: last_counts,
+            end,
+            tasks,
+        })
     }
 
     /// Returns the address for applications.
@@ -255,6 +269,7 @@ impl App {
         let _ = self.draining.send(true);
         self.drain.cancel();
         let drained = self.serving.await.unwrap_or(Drained::Cut);
+        self.book.write().await;
         self.limiters.close().await;
         self.proxy.close().await;
         self.spans.close().await;
@@ -265,14 +280,45 @@ impl App {
     }
 }
 
-/// Creates the limiters over the configured store, and starts the store's tasks.
+/// Starts what limiters do beside requests: follow announcements, recover, and tell of outages.
+fn keep(limiters: &Limiters, tasks: &TaskTracker, end: &CancellationToken) {
+    let (following, ended) = (limiters.clone(), end.clone());
+    tasks.spawn(async move { ended.run_until_cancelled(following.follow()).await });
+    let (keeping, ended) = (limiters.clone(), end.clone());
+    tasks.spawn(async move { ended.run_until_cancelled(keeping.keep()).await });
+    let (telling, ended) = (limiters.clone(), end.clone());
+    tasks.spawn(async move { ended.run_until_cancelled(telling.tell_outages()).await });
+}
+
+/// The task that writes the counts of who has used what.
+struct LastCounts {
+    task: JoinHandle<()>,
+    end: CancellationToken,
+}
+
+impl LastCounts {
+    fn of(book: &Arc<Book>, tasks: &TaskTracker) -> LastCounts {
+        let (book, end) = (Arc::clone(book), CancellationToken::new());
+        let ended = end.clone();
+        LastCounts { task: tasks.spawn(async move { book.run(ended).await }), end }
+    }
+
+    /// Writes what is left, and ends the task.
+    async fn write(self) {
+        self.end.cancel();
+        let _ = self.task.await;
+    }
+}
+
+/// Creates the limiters over the configured store, and starts the store's tasks. Returns also the place for the fleet's counts.
 fn limiters(
     config: &Config,
     metrics: &Metrics,
     tasks: &TaskTracker,
     end: &CancellationToken,
-) -> Result<Limiters, StartError> {
+) -> Result<(Limiters, Arc<dyn UsageStore>), StartError> {
     let clock = Clock::start();
+    let mut redis = None;
     let (store, fleet_size): (Arc<dyn Store>, u32) = match &config.store {
         model::Store::Memory => {
             // The memory store is always up.
@@ -285,10 +331,16 @@ fn limiters(
             let (listening, listen_end) = (store.clone(), end.clone());
             tasks.spawn(async move { probed.probe(end).await });
             tasks.spawn(async move { listening.listen(listen_end).await });
+            redis = Some(RedisStore::clone(&store));
             (store, settings.fleet_size)
         }
     };
-    Ok(Limiters::new(store, clock, fleet_size, metrics.clone()))
+    let limiters = Limiters::new(store, clock, fleet_size, metrics.clone());
+    let usage: Arc<dyn UsageStore> = match redis {
+        Some(redis) => Arc::new(RedisUsage::new(redis, limiters.replica())),
+        None => Arc::new(MemoryUsage::default()),
+    };
+    Ok((limiters, usage))
 }
 
 /// Listens on the address of a key.

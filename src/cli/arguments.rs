@@ -9,6 +9,7 @@ use clap_complete::Shell;
 use super::check;
 use super::explain::Asked;
 use super::remote::{Remote, Which};
+use super::usage;
 
 /// The command line of the binary.
 #[derive(Debug, Parser)]
@@ -114,6 +115,10 @@ pub enum Command {
         #[command(flatten)]
         remote: Remote,
     },
+
+    /// Show who has used what, in the whole fleet: by client, route or limiter
+    #[command(after_help = USAGE_HELP)]
+    Usage(usage::Asked),
 
     /// Check whether a running weir can serve: exit 0, or 1 with the reason
     #[command(after_help = HEALTH_HELP)]
@@ -261,6 +266,15 @@ same configuration; while they do not, each enforces its own limits.
 Examples:
   weir replicas
   weir replicas --admin http://10.0.0.7:9090 --json";
+
+const USAGE_HELP: &str = "\
+Counted in cost, by hour or day of UTC, and complete after a minute. `waited` is a part
+of `granted`. Clients without a name are `other`; `none` where no clients are configured.
+
+Examples:
+  weir usage
+  weir usage --by limiter --per 1d --from 2026-11-01T00:00:00Z
+  weir usage --per 1d --csv > usage.csv";
 
 const HEALTH_HELP: &str = "\
 For health checks of containers and in scripts. Needs no token.

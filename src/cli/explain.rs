@@ -21,6 +21,7 @@ use crate::limiter::Limiters;
 use crate::limiter::store::memory::MemoryStore;
 use crate::proxy::{Proxy, ProxyBuildError, Reach};
 use crate::telemetry::{Metrics, Spans};
+use crate::usage::Usage;
 
 /// The request to explain, and by which weir.
 #[derive(Debug, Args)]
@@ -94,7 +95,8 @@ fn by_file(path: &Path, asked: &Asked) -> Result<Value, ExplainError> {
     let (metrics, clock) = (Metrics::new(), Clock::start());
     let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
     let prepared = limiters.prepare(&config.limiters);
-    let proxy = Proxy::new(metrics, Spans::default(), &config, &prepared, Reach::default())?;
+    let proxy =
+        Proxy::new(metrics, Usage::default(), Spans::default(), &config, &prepared, Reach::default())?;
     Ok(proxy.explain(request, asked.from).document)
 }
 

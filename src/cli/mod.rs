@@ -2,6 +2,7 @@
 //!
 //! - `check`, `schema`, `completions`, `man`: commands that need no running weir.
 //! - `remote`: `limiters`, `pause`, `resume`, `reset`, `reload`, `replicas` and `health`, which ask a running weir over HTTP.
+//! - `usage`: who has used what, from a running weir.
 //! - `explain`: what would become of a request, by a configuration or by a running weir.
 //! - `demo`: a provider, a weir and traffic in one process.
 //!
@@ -16,5 +17,6 @@ pub mod explain;
 pub mod man;
 pub mod remote;
 pub mod schema;
+pub mod usage;
 
 pub use self::arguments::{Cli, Command};

@@ -20,6 +20,7 @@
 //! admin API.
 
 mod changes;
+mod clients;
 mod decode;
 mod directories;
 mod effective;

@@ -2,7 +2,7 @@
 //!
 //! Built by [`super::validate`] alone. No string here needs further parsing.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -15,12 +15,12 @@ use regex::Regex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use super::clients::{Clients, SubjectName};
 pub use super::errors::Errors;
 pub use super::key_part::KeyPart;
 pub(crate) use super::key_part::{is_credential, network};
 pub use super::patience::{Leave, PATIENCE_HEADERS, Patience};
 pub use super::pause_rules::{JsonPath, PauseRule};
-use crate::bearer::TokenDigest;
 use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
 pub use crate::telemetry::{AccessRule, logging::Log, logging::LogFormat};
 
@@ -132,85 +132,6 @@ pub struct Admin {
     pub token: Option<Secret>,
     /// The token with which everything is shown and nothing changed. Only beside `token`, and another one.
     pub read_token: Option<Secret>,
-}
-
-/// The clients that may call, by token and certificate. Tokens are kept as digests in a map, so a lookup takes the same
-/// time among a thousand clients as among two.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Clients {
-    tokens: HashMap<TokenDigest, Arc<str>>,
-    certificates: HashMap<SubjectName, Arc<str>>,
-}
-
-impl Clients {
-    /// Adds a client's token.
-    ///
-    /// # Errors
-    /// The name of another client that has the token. Nothing is then added.
-    pub(crate) fn add_token(&mut self, client: &Arc<str>, token: &str) -> Result<(), Arc<str>> {
-        let owner = self.tokens.entry(TokenDigest::of(token)).or_insert_with(|| Arc::clone(client));
-        if owner == client { Ok(()) } else { Err(Arc::clone(owner)) }
-    }
-
-    /// Adds the name in a client's certificate.
-    ///
-    /// # Errors
-    /// The name of another client that has it. Nothing is then added.
-    pub(crate) fn add_certificate(&mut self, client: &Arc<str>, name: SubjectName) -> Result<(), Arc<str>> {
-        let owner = self.certificates.entry(name).or_insert_with(|| Arc::clone(client));
-        if owner == client { Ok(()) } else { Err(Arc::clone(owner)) }
-    }
-
-    /// Returns the client of a certificate: of the first of its names that belongs to a client.
-    pub(crate) fn by_certificate(&self, names: &[SubjectName]) -> Option<&Arc<str>> {
-        names.iter().find_map(|name| self.certificates.get(name))
-    }
-
-    /// Returns the client of a token.
-    pub(crate) fn by_token(&self, token: TokenDigest) -> Option<&Arc<str>> {
-        self.tokens.get(&token)
-    }
-
-    /// Returns whether any client has a token.
-    pub(crate) fn has_tokens(&self) -> bool {
-        !self.tokens.is_empty()
-    }
-}
-
-/// A subject alternative name of a certificate. Only names of the same kind are equal.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum SubjectName {
-    /// A host name, in lower case and without a trailing dot. A wildcard is an ordinary name, not a pattern.
-    Dns(String),
-    /// A URI as written, such as `spiffe://example.org/billing`.
-    Uri(String),
-    /// An IP address.
-    Ip(IpAddr),
-    /// An e-mail address as written.
-    Email(String),
-}
-
-impl SubjectName {
-    /// Parses a name; its form decides the kind.
-    pub(crate) fn parse(text: &str) -> Option<SubjectName> {
-        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._*".contains(&byte);
-        if let Ok(address) = text.parse() {
-            Some(SubjectName::Ip(address))
-        } else if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            None
-        } else if text.split_once(':').is_some_and(|(scheme, rest)| !scheme.is_empty() && !rest.is_empty()) {
-            Some(SubjectName::Uri(text.to_owned()))
-        } else if text.split_once('@').is_some_and(|(user, host)| !user.is_empty() && !host.is_empty()) {
-            Some(SubjectName::Email(text.to_owned()))
-        } else {
-            text.bytes().all(is_name).then(|| SubjectName::dns(text))
-        }
-    }
-
-    /// Returns a host name in its normal form.
-    pub(crate) fn dns(name: &str) -> SubjectName {
-        SubjectName::Dns(name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase())
-    }
 }
 
 /// The store of limiter state. A change needs a restart.

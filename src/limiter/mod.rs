@@ -17,11 +17,12 @@ pub mod store;
 #[cfg(test)]
 mod tests;
 
+pub use model::limit::LimiterName;
 pub use model::partition::Partition;
 pub use model::refusal::Refusal;
 pub(crate) use model::replica::printable;
 pub use model::replica::{Replica, replica_name};
-pub use queue::permit::{Permit, Receipt};
+pub use queue::permit::{Permit, Provenance, Receipt};
 pub use queue::ticket::{Demand, Entered, Ticket};
 pub use queue::upstream_report::{AskedPause, UpstreamSignal, Window};
 pub(crate) use recovery::fleet::MEMBERSHIP_TTL;

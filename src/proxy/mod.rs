@@ -57,6 +57,7 @@ use self::upstream::upstream::Upstream;
 use crate::config::Config;
 use crate::limiter::PreparedLimiters;
 use crate::telemetry::{Metrics, Spans};
+use crate::usage::Usage;
 
 /// The time for upstream connections to close when weir ends.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
@@ -88,13 +89,14 @@ impl Proxy {
     /// If a certificate, a key or a route's limiters cannot be used.
     pub fn new(
         metrics: Metrics,
+        usage: Usage,
         spans: Spans,
         config: &Config,
         limiters: &PreparedLimiters,
         reach: Reach,
     ) -> Result<Proxy, ProxyBuildError> {
         let body_memory = Arc::new(BodyMemory::new(config.server.body_memory));
-        let builder = Builder { metrics, reach, tasks: TaskTracker::new(), body_memory };
+        let builder = Builder { metrics, usage, reach, tasks: TaskTracker::new(), body_memory };
         let Parts { table, upstreams } = builder.build(config, limiters, &Upstreams::new(), None)?;
         table.publish_metrics();
         let (table, upstreams) = (ArcSwap::new(table), Mutex::new(upstreams));
@@ -163,6 +165,7 @@ impl PreparedProxy {
         drop(present);
         let kept: HashSet<&str> = table.route_names().collect();
         shared.builder.metrics.retain_routes(|name| kept.contains(name));
+        shared.builder.metrics.retain_clients(|name| table.counts(name));
     }
 }
 

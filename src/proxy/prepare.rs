@@ -15,11 +15,13 @@ use crate::proxy::listen::tls::Acceptor;
 use crate::proxy::net::body_memory::BodyMemory;
 use crate::proxy::net::certificates::read;
 use crate::proxy::route::breaker::Breaker;
+use crate::proxy::route::callers::{Callers, Clients};
 use crate::proxy::route::retry_budget::RetryBudget;
 use crate::proxy::route::table::{NO_ROUTE, Route, Table, no_trailers};
 use crate::proxy::upstream::key::{Key, Reach};
 use crate::proxy::upstream::upstream::Upstream;
 use crate::telemetry::Metrics;
+use crate::usage::Usage;
 
 pub(super) type Upstreams = HashMap<Key, Arc<Upstream>>;
 
@@ -32,6 +34,8 @@ pub(super) struct Parts {
 /// The parts that all configurations of one proxy are built with.
 pub(super) struct Builder {
     pub(super) metrics: Metrics,
+    /// The counters of who uses what.
+    pub(super) usage: Usage,
     pub(super) reach: Reach,
     /// The tasks of connections to upstreams.
     pub(super) tasks: TaskTracker,
@@ -50,6 +54,7 @@ impl Builder {
         before: Option<&Table>,
     ) -> Result<Parts, ProxyBuildError> {
         let known = before.map(Table::by_name).unwrap_or_default();
+        let clients = Clients::of(config, &self.metrics, &self.usage);
         let mut upstreams = Upstreams::new();
         let mut routes = Vec::with_capacity(config.routes.len());
         for rule in &config.routes {
@@ -60,10 +65,12 @@ impl Builder {
             };
             upstreams.insert(key, Arc::clone(&upstream));
             let known = known.get(&*rule.name).filter(|known| Arc::ptr_eq(&known.upstream, &upstream));
-            routes.push(Arc::new(self.route(rule, upstream, limiters, known.copied())?));
+            routes.push(Arc::new(self.route(rule, upstream, limiters, &clients, known.copied())?));
         }
         let tls = acceptor(config)?;
-        let table = Table::new(routes, self.metrics.route(NO_ROUTE), config, tls);
+        let no_route = self.metrics.route(NO_ROUTE);
+        let callers = Callers::new(clients, &no_route, NO_ROUTE.into(), &[]);
+        let table = Table::new(routes, (no_route, Arc::new(callers)), config, tls);
         Ok(Parts { table: Arc::new(table), upstreams })
     }
 
@@ -72,6 +79,7 @@ impl Builder {
         rule: &model::Route,
         upstream: Arc<Upstream>,
         limiters: &PreparedLimiters,
+        clients: &Arc<Clients>,
         known: Option<&Arc<Route>>,
     ) -> Result<Route, ProxyBuildError> {
         let names: Vec<_> = rule.limiters.iter().map(|(name, _)| name.clone()).collect();
@@ -85,8 +93,19 @@ impl Builder {
         });
         let (retry_budget, no_trailers) = (RetryBudget::default(), no_trailers(rule));
         let metrics = self.metrics.route(&rule.name);
+        let callers = Arc::new(Callers::new(Arc::clone(clients), &metrics, Arc::clone(&rule.name), &names));
         let rule = rule.clone();
-        Ok(Route { rule, upstream, limiter_set, answer_times, breaker, retry_budget, no_trailers, metrics })
+        Ok(Route {
+            rule,
+            upstream,
+            limiter_set,
+            answer_times,
+            breaker,
+            retry_budget,
+            no_trailers,
+            metrics,
+            callers,
+        })
     }
 }
 

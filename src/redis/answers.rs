@@ -17,6 +17,7 @@ use crate::limiter::model::upstream_report::ReportResult;
 use crate::limiter::store::StateView;
 use crate::limiter::{Replica, printable};
 use crate::redis::keys;
+use crate::usage::Stamp;
 
 fn unpack<T: DeserializeOwned>(value: &Value) -> Option<T> {
     let Value::BulkString(packed) = value else { return None };
@@ -208,6 +209,34 @@ pub(super) fn hand_over(value: &Value) -> Option<Option<u64>> {
 pub(super) fn report(value: &Value) -> Option<ReportResult> {
     let (epoch, paused_until, external_usage): (EpochRow, u64, u64) = unpack(value)?;
     Some(ReportResult { epoch: epoch.into(), paused_until: Micros(paused_until), external_usage })
+}
+
+/// The fleet's counts of one period, by name: granted, refused, waited, cancelled.
+pub(super) type Rows = Vec<(String, u64, u64, u64, u64)>;
+
+/// Returns the answer of `usage.lua`.
+pub(super) fn usage(value: &Value) -> Option<(Stamp, Vec<Rows>)> {
+    /// A name or a count: the rows of a period are one flat list.
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Cell {
+        Count(u64),
+        Name(String),
+    }
+    let (now_us, since_us, periods): (u64, u64, Vec<Vec<Cell>>) = unpack(value)?;
+    let row = |cells: &[Cell]| match cells {
+        [
+            Cell::Name(name),
+            Cell::Count(granted),
+            Cell::Count(refused),
+            Cell::Count(waited),
+            Cell::Count(cancelled),
+        ] => Some((name.clone(), *granted, *refused, *waited, *cancelled)),
+        _ => None,
+    };
+    let rows = |cells: &Vec<Cell>| cells.chunks(5).map(row).collect::<Option<Rows>>();
+    let periods = periods.iter().map(rows).collect::<Option<Vec<Rows>>>()?;
+    Some((Stamp { now_us, since_us }, periods))
 }
 
 /// Returns the answer of `register_replica.lua`. Other versions of weir wrote parts of it, which are made printable.

@@ -24,7 +24,7 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    fn new(keys: impl Into<Vec<String>>, values: &impl Serialize) -> Arguments {
+    pub(super) fn new(keys: impl Into<Vec<String>>, values: &impl Serialize) -> Arguments {
         // Numbers, texts and lists of them can always be packed.
         let mut packed = rmp_serde::to_vec(values).unwrap_or_default();
         // The values without the array that holds them: Lua unpacks them all at once, without a table. Its mark is one byte for up to

@@ -20,6 +20,7 @@ use crate::redis::explain::{evicts, explain, may_divide, version};
 use crate::redis::pool::connect_timeout;
 use crate::redis::servers::{Wire, info_of, infos_of};
 use crate::redis::store::RedisStore;
+use crate::redis::usage::RedisUsage;
 
 /// A store that works.
 pub struct Checked {
@@ -80,6 +81,7 @@ impl RedisStore {
         part.report_upstream(&limiter_ref, &UpstreamReport { replica: me.id, ..UpstreamReport::default() })
             .await?;
         self.register_replica(&me, true).await?;
+        RedisUsage::try_out(self).await?;
         // No replica understands this message. Scripts ignore a failed PUBLISH, so the right to publish is tried here.
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(self.connection.shared.announcements.channel()).arg("");

@@ -79,6 +79,7 @@ impl StoreConnection {
             StoreOp::ReportUpstream => &scripts.report_upstream,
             StoreOp::Pause => &scripts.pause,
             StoreOp::HandOver => &scripts.hand_over,
+            StoreOp::Usage => &scripts.usage,
         }
     }
 }

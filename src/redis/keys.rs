@@ -8,6 +8,7 @@
 use crate::limiter::Partition;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::limit::LimiterName;
+use crate::usage::Period;
 
 /// Returns the part of a limiter's keys that decides on its slot of a Cluster. On one server a limiter keeps its state when its
 /// group changes.
@@ -94,6 +95,16 @@ pub(super) fn earlier_epoch(prefix: &str, group: Option<&str>) -> String {
         Some(group) => format!("{prefix}:{{{group}}}:v1:epoch"),
         None => format!("{prefix}:v1:epoch"),
     }
+}
+
+/// Returns the key of the instant from which on the fleet's counts are whole.
+pub(super) fn usage_since(prefix: &str) -> String {
+    format!("{prefix}:{{usage}}:v2:usage:since")
+}
+
+/// Returns the key of the fleet's counts of an hour or a day.
+pub(super) fn usage(prefix: &str, Period { per, from }: Period) -> String {
+    format!("{prefix}:{{usage}}:v2:usage:{}:{from}", per.as_str())
 }
 
 /// Returns the channel on which scripts publish announcements.

@@ -8,6 +8,7 @@
 //! - `pool`: connections, made and replaced. `exclusive`: those that one call has to itself.
 //! - `explain`: what an error means to an operator.
 //! - `announcements`: what other replicas publish.
+//! - `usage`: the fleet's counts of who has used what.
 //! - `health`: whether the store is worth asking.
 //! - [`fuzz`]: shows a fuzzer how a script's answer is read.
 
@@ -30,6 +31,7 @@ mod setup_error;
 pub mod store;
 #[cfg(test)]
 mod tests;
+mod usage;
 
 pub use check::Checked;
 #[doc(hidden)]
@@ -37,3 +39,4 @@ pub use script::script_texts;
 pub use servers::{Stream, Transport};
 pub use setup_error::RedisSetupError;
 pub use store::RedisStore;
+pub use usage::RedisUsage;

@@ -59,6 +59,7 @@ pub(super) struct Scripts {
     pub(super) report_upstream: Script,
     pub(super) pause: Script,
     pub(super) hand_over: Script,
+    pub(super) usage: Script,
 }
 
 impl Scripts {
@@ -78,11 +79,12 @@ impl Scripts {
             ),
             pause: key("pause", lua!("scripts/pause")),
             hand_over: state("hand_over", &[SEARCH, &[lua!("scripts/hand_over")]]),
+            usage: key("usage", lua!("scripts/usage")),
         }
     }
 
     /// Returns every script.
-    pub(super) fn all(&self) -> [&Script; 9] {
+    pub(super) fn all(&self) -> [&Script; 10] {
         let Scripts {
             reserve,
             inspect,
@@ -93,8 +95,20 @@ impl Scripts {
             report_upstream,
             pause,
             hand_over,
+            usage,
         } = self;
-        [reserve, inspect, heartbeat, write_back, register_replica, reset, report_upstream, pause, hand_over]
+        [
+            reserve,
+            inspect,
+            heartbeat,
+            write_back,
+            register_replica,
+            reset,
+            report_upstream,
+            pause,
+            hand_over,
+            usage,
+        ]
     }
 }
 

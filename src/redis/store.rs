@@ -91,7 +91,7 @@ impl RedisStore {
     }
 
     /// Calls the script of an operation for one limiter, or for none, and reads its answer.
-    async fn ask<T>(
+    pub(super) async fn ask<T>(
         &self,
         op: StoreOp,
         owner: &str,

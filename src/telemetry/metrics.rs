@@ -34,6 +34,7 @@ pub(super) struct Families {
     pub(super) retries_total: IntCounterVec,
     pub(super) breaker_open: IntGaugeVec,
     pub(super) permits_total: IntCounterVec,
+    pub(super) client_permits_total: IntCounterVec,
     pub(super) queue_wait_seconds: HistogramVec,
     pub(super) queue_waiting: IntGaugeVec,
     pub(super) queue_capacity: IntGaugeVec,
@@ -61,7 +62,8 @@ impl Families {
     pub(super) fn register(registry: &Registry) -> Families {
         Families {
             requests_total: counters(registry, "weir_requests_total",
-                "Requests answered, by route (empty: no route matched), status code and outcome.", &["route", "code", "outcome"]),
+                "Requests answered, by route (empty: no route matched), client (`other`: none of `clients`; `none`: there are no `clients`), \
+                 status code and outcome.", &["route", "client", "code", "outcome"]),
             request_duration_seconds: histograms(registry, "weir_request_duration_seconds",
                 "Time from a request's head to the end of its response, waits included.", &["route"], REQUEST_SECONDS),
             upstream_duration_seconds: histograms(registry, "weir_upstream_duration_seconds",
@@ -76,6 +78,8 @@ impl Families {
                 "Responses with which an upstream rejected a request because its quota is spent.", &["route", "code"]),
             permits_total: counters(registry, "weir_permits_total",
                 "Permits by result, counted in cost. Each permit counts once.", &["limiter", "result"]),
+            client_permits_total: counters(registry, "weir_client_permits_total",
+                "Permits by the client that asked for them and by result, counted in cost.", &["client", "limiter", "result"]),
             queue_wait_seconds: histograms(registry, "weir_queue_wait_seconds",
                 "Time that forwarded requests waited for their permits.", &["limiter"], WAIT_SECONDS),
             queue_waiting: gauges(registry, "weir_queue_waiting",

@@ -1,7 +1,7 @@
 //! Metrics, logs and traces. The lowest room but the clock: imports no other room of weir.
 //!
 //! - `metrics`: every metric's name, help, labels and buckets.
-//! - `handles`: the series of a route, a limiter and the store, resolved once per label set.
+//! - `handles`: the series of a route, a client, a limiter and the store, resolved once per label set.
 //! - `registry`: all metrics of one weir; creates handles and renders `/metrics`.
 //! - `outcome`: how a request ended, in the words of metrics, logs and traces.
 //! - [`logging`]: log lines to standard error, in a form and from a level that a reload can change.
@@ -22,7 +22,10 @@ mod registry;
 mod spans;
 
 pub use access_log::{AccessLine, AccessRule};
-pub use handles::{LimiterMetrics, LimiterSeries, RouteMetrics, StoreMetrics, StoreOp, StoreResult};
+pub use handles::{
+    ClientPermit, ClientPermits, ClientRequests, LimiterMetrics, LimiterSeries, RouteMetrics, StoreMetrics,
+    StoreOp, StoreResult,
+};
 pub use logging::Logging;
 pub use outcome::Outcome;
 pub use registry::Metrics;

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use prometheus::core::{Collector, Metric, MetricVec, MetricVecBuilder};
 use prometheus::{IntCounter, Registry, TextEncoder};
 
-use super::handles::{LimiterMetrics, LimiterSeries, LimiterShared, RouteMetrics, RouteShared, StoreMetrics};
+use super::handles::{
+    ClientPermits, ClientRequests, LimiterMetrics, LimiterSeries, LimiterShared, RouteMetrics, RouteShared,
+    StoreMetrics,
+};
 use super::metrics::Families;
 
 /// All metrics of one weir. Cheap to clone.
@@ -54,6 +57,16 @@ impl Metrics {
     pub fn route(&self, name: &str) -> RouteMetrics {
         let (shared, name) = (self.shared.clone(), Box::<str>::from(name));
         RouteMetrics::new(move || RouteShared::new(&shared.families, &name))
+    }
+
+    /// Returns the handle of a client's requests to a route, not yet published.
+    pub fn client_requests(&self, route: &RouteMetrics, client: &str) -> ClientRequests {
+        ClientRequests::new(route.clone(), client)
+    }
+
+    /// Returns the handle of a client's permits of a limiter, not yet published.
+    pub fn client_permits(&self, client: &str, limiter: &str) -> ClientPermits {
+        ClientPermits::new(&self.shared.families, client, limiter)
     }
 
     /// Returns the handle of a limiter as configured, not yet published.
@@ -116,6 +129,7 @@ impl Metrics {
         for counters in [&families.permits_total, &families.limiter_external_usage_permits_total] {
             forget(counters, gone);
         }
+        forget(&families.client_permits_total, |labels| labels.get(1) == Some(&limiter));
         for histograms in [&families.queue_wait_seconds, &families.slot_lateness_seconds] {
             forget(histograms, gone);
         }
@@ -150,6 +164,16 @@ impl Metrics {
         for histograms in [&families.request_duration_seconds, &families.upstream_duration_seconds] {
             forget(histograms, gone);
         }
+    }
+}
+
+impl Metrics {
+    /// Removes the series of every client that `keep` refuses.
+    pub fn retain_clients(&self, keep: impl Fn(&str) -> bool) {
+        let families = &self.shared.families;
+        let gone = |client: Option<&&str>| client.is_some_and(|client| !keep(client));
+        forget(&families.requests_total, |labels| gone(labels.get(1)));
+        forget(&families.client_permits_total, |labels| gone(labels.first()));
     }
 }
 
@@ -200,7 +224,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::telemetry::handles::{StoreOp, StoreResult};
+    use crate::telemetry::handles::{ClientPermit, StoreOp, StoreResult};
     use crate::telemetry::outcome::Outcome;
 
     fn limiter(name: &str, limits: &[(&str, u64)]) -> LimiterSeries {
@@ -216,10 +240,12 @@ mod tests {
     fn every_metric_is_exported_before_the_first_request() {
         let metrics = Metrics::new();
         metrics.route("a").publish();
+        metrics.client_requests(&metrics.route("a"), "none").publish();
+        metrics.client_permits("none", "l").publish();
         metrics.limiter(limiter("l", &[("5/1s", 5)])).publish();
         let text = metrics.render();
         let named = "requests_total request_duration_seconds upstream_duration_seconds upstream_rejections_total breaker_open \
-            permits_total queue_wait_seconds queue_waiting queue_capacity slot_lateness_seconds \
+            permits_total client_permits_total queue_wait_seconds queue_waiting queue_capacity slot_lateness_seconds \
             limiter_limit_permits limiter_available_permits limiter_paused limiter_ready store_calls_total \
             store_call_duration_seconds store_batch_size store_up config_reloads_total \
             config_last_reload_successful config_last_success_timestamp_seconds log_lines_dropped_total build_info tasks";
@@ -248,14 +274,16 @@ mod tests {
     #[test]
     fn requests_are_counted_beyond_the_cached_codes() {
         let metrics = Metrics::new();
-        let route = metrics.route("a");
+        let route = metrics.client_requests(&metrics.route("a"), "none");
         for code in 200..240 {
             route.finished(code, Outcome::Forwarded, Duration::from_millis(3));
             route.finished(code, Outcome::Forwarded, Duration::from_millis(3));
         }
         let text = metrics.render();
         for code in 200..240 {
-            let line = format!(r#"weir_requests_total{{code="{code}",outcome="forwarded",route="a"}} 2"#);
+            let line = format!(
+                r#"weir_requests_total{{client="none",code="{code}",outcome="forwarded",route="a"}} 2"#
+            );
             assert!(has(&text, &line), "{line}");
         }
         assert!(has(&text, r#"weir_request_duration_seconds_count{route="a"} 80"#));
@@ -296,14 +324,21 @@ mod tests {
         metrics.limiter(limiter("gone", &[("5/1s", 5)])).publish();
         metrics.limiter(limiter("stays", &[("5/1s", 5)])).publish();
         for route in ["gone", "stays", ""] {
-            metrics.route(route).finished(404, Outcome::Refused, Duration::ZERO);
+            let requests = |client| metrics.client_requests(&metrics.route(route), client);
+            requests("none").finished(404, Outcome::Refused, Duration::ZERO);
+            requests("gone").finished(404, Outcome::Refused, Duration::ZERO);
+        }
+        for (client, limiter) in [("gone", "stays"), ("none", "gone"), ("none", "stays")] {
+            metrics.client_permits(client, limiter).add(ClientPermit::Granted, 2);
         }
         metrics.forget_limiter("gone");
         metrics.retain_routes(|name| name == "stays");
+        metrics.retain_clients(|name| name == "none");
         let text = metrics.render();
         assert!(!text.contains("\"gone\""));
         assert!(text.contains(r#"limiter="stays""#) && text.contains(r#"route="stays""#));
-        assert!(has(&text, r#"weir_requests_total{code="404",outcome="refused",route=""} 1"#));
+        assert!(has(&text, r#"weir_requests_total{client="none",code="404",outcome="refused",route=""} 1"#));
+        assert!(has(&text, r#"weir_client_permits_total{client="none",limiter="stays",result="granted"} 2"#));
     }
 
     #[test]

@@ -9,7 +9,7 @@ pub(crate) const FLOORS: Floors<'static> = &[
     (
         "",
         &[
-            &["clock", "entropy", "bearer"],
+            &["clock", "entropy", "bearer", "usage"],
             &["telemetry"],
             &["limiter"],
             &["config"],

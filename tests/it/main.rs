@@ -69,4 +69,5 @@ mod tunnels;
 mod upgrade;
 mod uploads;
 mod upstream_answers;
+mod usage;
 mod walkthrough;

@@ -6,7 +6,7 @@ use crate::support::{PATIENCE, RedisServer, Reply, Upstream, Weir, eventually, l
 
 /// Name, type, and labels (without a histogram's `le`).
 const METRICS: &[(&str, &str, &[&str])] = &[
-    ("weir_requests_total", "counter", &["route", "code", "outcome"]),
+    ("weir_requests_total", "counter", &["route", "client", "code", "outcome"]),
     ("weir_request_duration_seconds", "histogram", &["route"]),
     ("weir_upstream_duration_seconds", "histogram", &["route"]),
     ("weir_upstream_rejections_total", "counter", &["route", "code"]),
@@ -14,6 +14,7 @@ const METRICS: &[(&str, &str, &[&str])] = &[
     ("weir_retries_total", "counter", &["route", "reason"]),
     ("weir_breaker_open", "gauge", &["route"]),
     ("weir_permits_total", "counter", &["limiter", "result"]),
+    ("weir_client_permits_total", "counter", &["client", "limiter", "result"]),
     ("weir_queue_wait_seconds", "histogram", &["limiter"]),
     ("weir_queue_waiting", "gauge", &["limiter"]),
     ("weir_queue_capacity", "gauge", &["limiter"]),

@@ -32,6 +32,7 @@ use weir::limiter::model::limit::{Algorithm, Limit, Limiter, LimiterName, Permit
 use weir::limiter::store::memory::MemoryStore;
 use weir::proxy::{Drained, Proxy, ProxyBuildError, Reach, serve};
 use weir::telemetry::{Metrics, Spans};
+use weir::usage::Usage;
 
 /// A deadline that no step of a test reaches.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -87,7 +88,8 @@ impl Weir {
         let (metrics, clock) = (Metrics::new(), Clock::start());
         let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
         let prepared = limiters.prepare(&config.limiters);
-        let proxy = Proxy::new(metrics, Spans::default(), &config, &prepared, reach).unwrap();
+        let proxy =
+            Proxy::new(metrics, Usage::default(), Spans::default(), &config, &prepared, reach).unwrap();
         prepared.commit();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -17,6 +17,7 @@ use crate::limiter::Limiters;
 use crate::limiter::model::limit::{Algorithm, Limit, Limiter, LimiterName, Permits};
 use crate::limiter::store::memory::MemoryStore;
 use crate::telemetry::Metrics;
+use crate::usage::{Book, MemoryUsage, Usage};
 
 struct Admin {
     state: AdminState,
@@ -88,6 +89,7 @@ fn admin(token: Option<&str>) -> Admin {
         draining: is_draining,
         dashboard: Dashboard::default(),
         scrape: LastScrape::default(),
+        usage: Arc::new(Book::new(Usage::default(), Arc::new(MemoryUsage::default()))),
         workers: tokio::runtime::Handle::current(),
     };
     Admin { state, draining, reloads }

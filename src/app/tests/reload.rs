@@ -17,6 +17,7 @@ use crate::limiter::store::memory::MemoryStore;
 use crate::limiter::{Demand, Entered, LimiterSet, LimiterStatus, Limiters, Partition};
 use crate::proxy::{Proxy, Reach};
 use crate::telemetry::{Metrics, Spans};
+use crate::usage::Usage;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -124,7 +125,14 @@ fn running() -> Arc<Reloadable> {
     let (clock, metrics, loaded) = (Clock::of_runtime(), Metrics::new(), loaded(RUNNING, |_| ()));
     let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
     let prepared = limiters.prepare(&loaded.config.limiters);
-    let proxy = Proxy::new(metrics.clone(), Spans::default(), &loaded.config, &prepared, Reach::default());
+    let proxy = Proxy::new(
+        metrics.clone(),
+        Usage::default(),
+        Spans::default(),
+        &loaded.config,
+        &prepared,
+        Reach::default(),
+    );
     let proxy = proxy.unwrap();
     prepared.commit();
     let handle = Arc::new(Handle::new(loaded));

@@ -10,6 +10,9 @@ use crate::config::problem::quoted;
 use crate::config::schema;
 use crate::config::schema::forms::Named;
 
+/// The names that stand for callers without one.
+const RESERVED: [&str; 2] = ["none", "other"];
+
 /// Checks every client. `None` if the key is absent.
 pub(super) fn clients(
     check: &mut Check<'_>,
@@ -35,6 +38,11 @@ pub(super) fn clients(
 
 fn one(check: &mut Check<'_>, name: &str, client: &Given<'_, schema::Client>, clients: &mut Clients) {
     check.name(name, &client.at);
+    if RESERVED.contains(&name) {
+        let message =
+            format!("{} stands for callers without a name in metrics; choose another name", quoted(name));
+        check.problem_of_key(&client.at, message);
+    }
     let name: Arc<str> = name.into();
     let (tokens, certificate) = (key!(client.tokens), key!(client.certificate));
     for token in tokens.items() {

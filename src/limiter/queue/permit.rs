@@ -103,6 +103,17 @@ pub(in crate::limiter) trait OriginQueue: Send + Sync {
     fn closed(&self) -> Refusal;
 }
 
+/// Who has granted a permit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Provenance {
+    /// The store.
+    Store,
+    /// This replica, from its share, during an outage of the store.
+    Share,
+    /// Nobody: during an outage of the store everything passes.
+    Unlimited,
+}
+
 /// The right to send one request upstream.
 ///
 /// Dropping it before [`Permit::commit`] gives it back: to the next request of this replica while it is
@@ -226,6 +237,19 @@ impl Permit {
         queue.count_late(slot.lateness(clock, sent));
         queue.permit_in();
         Some(Receipt { queue: queue.clone(), slot, cost: *cost, sent })
+    }
+
+    /// Returns who has granted the permit; the store, where nothing was booked.
+    pub fn provenance(&self) -> Provenance {
+        let slot = self.held.as_ref().and_then(|held| match held.slot {
+            Hold::Slot(slot) | Hold::SetAside(slot) => Some(slot),
+            Hold::Settled => None,
+        });
+        match slot.map(|slot| slot.source) {
+            Some(Source::Local(_)) => Provenance::Share,
+            Some(Source::Unlimited) => Provenance::Unlimited,
+            Some(Source::Store(_)) | None => Provenance::Store,
+        }
     }
 
     /// Returns how long the request waited for its slot; zero if it was granted at once.

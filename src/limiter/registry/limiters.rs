@@ -164,6 +164,11 @@ impl Limiters {
         self.fleet().replicas()
     }
 
+    /// Returns the number of this replica.
+    pub fn replica(&self) -> u64 {
+        self.in_force.queues.fallback.replica
+    }
+
     /// Returns the host of a replica, if it is known.
     pub fn host_of(&self, replica: u64) -> Option<Arc<str>> {
         self.fleet().host_of(replica)

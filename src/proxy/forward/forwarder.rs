@@ -102,6 +102,9 @@ async fn refuse(
     client: Arc<Client>,
 ) -> Result<Response<ResponseBody>, Infallible> {
     tracing::debug!(%error, "a request was not forwarded");
+    if let ProxyError::Refused { refusal, .. } = &error {
+        record.permits_refused(refusal.limiter());
+    }
     let response = record.refused(response::refuse(&error, reader, record.errors));
     if let Some(body) = unread.body.take().filter(|body| !http_body::Body::is_end_stream(body)) {
         Box::pin(leave_unread(unread, body, client)).await;
@@ -242,12 +245,15 @@ async fn attempts(
         // Nobody reads the body: what it would decide is decided without it, so that the next attempt waits for the pause.
         outgoing.body_rules = None;
         let demand = Demand { wait_max: Some(retries.wait()), ..plan.demand };
+        record.count_permits();
         match admit(plan, client, &mut outgoing.head, &demand, record).await {
             Ok((permit, ready)) => (outgoing.permit, outgoing.ready) = (permit, ready),
             // Without a permit within the wait, the client gets the last result.
-            Err(
-                ProxyError::Refused { .. } | ProxyError::UpstreamUnavailable { .. } | ProxyError::Draining,
-            ) => break,
+            Err(ProxyError::Refused { refusal, .. }) => {
+                record.permits_refused(refusal.limiter());
+                break;
+            }
+            Err(ProxyError::UpstreamUnavailable { .. } | ProxyError::Draining) => break,
             Err(error) => {
                 sent = Err(error);
                 continue;

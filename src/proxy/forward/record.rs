@@ -12,12 +12,13 @@ use tokio::time::Instant;
 
 use super::plan::Notes;
 use crate::config::model::{Errors, Route as Rule};
-use crate::limiter::Permit;
+use crate::limiter::{LimiterName, Permit, Provenance};
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
 use crate::proxy::messages::response::{self, CLIENT_LEFT, Refused};
+use crate::proxy::route::callers::{CallerCounts, Callers};
 use crate::proxy::route::table::{Route, Table};
-use crate::telemetry::{AccessLine, AccessRule, Outcome, RouteMetrics, Summary, Trace};
+use crate::telemetry::{AccessLine, AccessRule, Outcome, Summary, Trace};
 
 /// The record of a request. Its drop writes it, from the fields as they are then.
 pub(crate) struct Record {
@@ -36,9 +37,20 @@ pub(crate) struct Record {
     /// The path without the query, which may hold credentials. Only for the access log and the trace.
     path: Box<str>,
     access_log: Option<AccessRule>,
-    route: Arc<str>,
-    metrics: RouteMetrics,
+    callers: Arc<Callers>,
+    permits: Permits,
     client: Arc<Client>,
+}
+
+/// The permits of a request that are not counted yet.
+#[derive(Clone, Copy)]
+enum Permits {
+    /// None: it has asked for none, or they are counted.
+    Counted,
+    /// So many are asked for, or held.
+    Asked(u64),
+    /// So many are with a request on its way upstream.
+    Sent(u64, Provenance),
 }
 
 /// The end of a request. Until something else is known, the client has left: a dropped future cannot report that itself.
@@ -80,8 +92,7 @@ impl Notes for Record {
     }
 
     fn routed(&mut self, route: &Arc<Route>) {
-        self.route = Arc::clone(&route.rule.name);
-        self.metrics = route.metrics.clone();
+        self.callers = Arc::clone(&route.callers);
         self.errors = route.rule.errors;
     }
 }
@@ -112,7 +123,6 @@ impl Record {
         began: Instant,
     ) -> Record {
         client.activity.began(began);
-        let (route, metrics) = table.no_route();
         let access_log = table.access_log();
         let path = if access_log.is_some() || trace.is_some() { request.uri().path() } else { "" };
         Record {
@@ -125,8 +135,8 @@ impl Record {
             method: request.method().clone(),
             path: path.into(),
             access_log,
-            route: Arc::clone(route),
-            metrics: metrics.clone(),
+            callers: Arc::clone(table.no_route()),
+            permits: Permits::Counted,
             client: Arc::clone(client),
         }
     }
@@ -147,6 +157,46 @@ impl Record {
             self.end.error = Some(code);
         }
         response
+    }
+
+    /// Notes that the request asks for permits. Those are counted once, when it is known what becomes of them.
+    pub(crate) fn asks(&mut self, cost: u64) {
+        self.permits = Permits::Asked(cost);
+    }
+
+    /// Notes that the request is on its way upstream with its permits.
+    pub(crate) fn is_sent(&mut self, permit: Option<&Permit>) {
+        if let Permits::Asked(cost) = self.permits {
+            self.permits = Permits::Sent(cost, permit.map_or(Provenance::Store, Permit::provenance));
+        }
+    }
+
+    /// Notes that nothing of the request was sent after all.
+    pub(crate) fn is_unsent(&mut self) {
+        if let Permits::Sent(cost, _) = self.permits {
+            self.permits = Permits::Asked(cost);
+        }
+    }
+
+    /// Counts the permits that a limiter refused.
+    pub(crate) fn permits_refused(&mut self, limiter: &LimiterName) {
+        if let Permits::Asked(cost) = std::mem::replace(&mut self.permits, Permits::Counted) {
+            self.counts().refused(cost, limiter);
+        }
+    }
+
+    /// Counts the permits, which were used if the request has gone upstream.
+    pub(crate) fn count_permits(&mut self) {
+        let has_waited = !self.wait.total.is_zero();
+        match std::mem::replace(&mut self.permits, Permits::Counted) {
+            Permits::Counted => {}
+            Permits::Asked(cost) => self.counts().cancelled(cost),
+            Permits::Sent(cost, by) => self.counts().granted(cost, by, has_waited),
+        }
+    }
+
+    fn counts(&self) -> &CallerCounts {
+        self.callers.of(self.caller.name.as_ref())
     }
 
     /// Begins an attempt in the trace, and passes the trace on unless the route removes or sets the trace's header itself.
@@ -173,13 +223,14 @@ impl Drop for Record {
         // The request may be dropped while it waits.
         self.wait.end(None);
         let waited = self.wait.total;
-        let End { status, outcome, error, ref reason } = self.end;
         self.client.activity.ended(now);
-        self.metrics.finished(status, outcome, elapsed);
+        self.count_permits();
+        let End { status, outcome, error, ref reason } = self.end;
+        self.counts().finished(status, outcome, elapsed);
         let summary = Summary {
             method: &self.method,
             path: &self.path,
-            route: &self.route,
+            route: self.callers.route(),
             status,
             outcome,
             error,

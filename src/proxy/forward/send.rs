@@ -36,12 +36,11 @@ pub(crate) type Sent = Result<(Response<Incoming>, Lease), ProxyError>;
 pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: &mut Record) -> Sent {
     let began = Instant::now();
     let upstream = &plan.route.upstream;
-    let (mut lease, mut may_be_stale) = match outgoing.ready.take().or_else(|| upstream.idle(plan.wanted())) {
-        Some(lease) => (lease, true),
+    let (mut may_be_stale, mut lease) = match outgoing.ready.take().or_else(|| upstream.idle(plan.wanted())) {
+        Some(lease) => (true, lease),
         None => {
             let lease = connected(plan, client, &mut outgoing.permit, Needed::Any, record).await?;
-            let may_be_stale = lease.is_reused();
-            (lease, may_be_stale)
+            (lease.is_reused(), lease)
         }
     };
     let mut unsent: Option<Box<Request<RequestBody>>> = None;
@@ -62,6 +61,7 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
                 return Err(error);
             }
         }
+        record.is_sent(outgoing.permit.as_ref());
         let (spent, may_grow) = (Spent::new(outgoing.permit.take()), lease.may_grow());
         let keeps = may_be_stale || may_grow;
         let request =
@@ -83,6 +83,7 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
                     && !std::mem::replace(&mut is_repeated, true) =>
             {
                 drop(spent);
+                record.count_permits();
                 record.came_back(Err(&ProxyError::UpstreamProtocol(error)));
                 let wait_max = Some(plan.wait_left(record.wait.total));
                 let demand = Demand { wait_max, ..plan.demand };
@@ -93,6 +94,7 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
             Err(SendError::TimedOut) => return Err(ProxyError::UpstreamTimeout),
             Err(SendError::Unsent(request, error)) => {
                 outgoing.permit = spent.recall();
+                record.is_unsent();
                 if !may_be_stale {
                     return Err(ConnectError::Http(Arc::new(error)).into());
                 }

@@ -5,6 +5,7 @@
 pub(crate) mod breaker;
 mod breaker_core;
 pub(crate) mod caller;
+pub(crate) mod callers;
 pub(crate) mod links;
 mod loose;
 pub(crate) mod partition;

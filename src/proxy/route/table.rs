@@ -9,6 +9,7 @@ use http::HeaderName;
 use serde_json::Value;
 
 use super::breaker::Breaker;
+use super::callers::Callers;
 use super::retry_budget::RetryBudget;
 use super::router::{Index, Mismatch, Target, mismatch};
 use crate::config::model::{Clients, Config, Cost, KeyPart, Route as Rule, Server};
@@ -40,6 +41,8 @@ pub(crate) struct Route {
     pub(crate) no_trailers: Arc<[HeaderName]>,
     /// The metrics with the route's label.
     pub(crate) metrics: RouteMetrics,
+    /// The counts of its callers.
+    pub(crate) callers: Arc<Callers>,
 }
 
 /// Returns the headers of a route that must not come as trailers: a server that merges trailers into the headers would take them
@@ -62,7 +65,8 @@ pub(crate) fn no_trailers(rule: &Rule) -> Arc<[HeaderName]> {
 pub(crate) struct Table {
     routes: Vec<Arc<Route>>,
     index: Index,
-    no_route: (Arc<str>, RouteMetrics),
+    /// The metrics and callers of requests that match no route.
+    no_route: (RouteMetrics, Arc<Callers>),
     server: Arc<Server>,
     clients: Option<Arc<Clients>>,
     tls: Option<Acceptor>,
@@ -73,13 +77,12 @@ impl Table {
     /// Builds the table; the order of the routes is their rank.
     pub(crate) fn new(
         routes: Vec<Arc<Route>>,
-        no_route: RouteMetrics,
+        no_route: (RouteMetrics, Arc<Callers>),
         config: &Config,
         tls: Option<Acceptor>,
     ) -> Table {
         let index = Index::new(routes.iter().map(|route| &route.rule.matches));
         let (server, clients) = (Arc::new(config.server.clone()), config.clients.clone());
-        let no_route = (NO_ROUTE.into(), no_route);
         Table { routes, index, no_route, server, clients, tls, access_log: config.log.access }
     }
 
@@ -114,8 +117,17 @@ impl Table {
 
     /// Shows the metrics of all routes in `/metrics`.
     pub(crate) fn publish_metrics(&self) {
-        self.routes.iter().for_each(|route| route.metrics.publish());
+        for (metrics, callers) in self.routes.iter().map(|route| (&route.metrics, &route.callers)) {
+            metrics.publish();
+            callers.publish();
+        }
+        self.no_route.0.publish();
         self.no_route.1.publish();
+    }
+
+    /// Returns whether the metrics have a client of this name.
+    pub(crate) fn counts(&self, client: &str) -> bool {
+        self.no_route.1.has(client)
     }
 
     /// Returns the names of all routes.
@@ -123,9 +135,9 @@ impl Table {
         self.routes.iter().map(|route| &*route.rule.name)
     }
 
-    /// Returns the name and the metrics of requests that match no route.
-    pub(crate) fn no_route(&self) -> &(Arc<str>, RouteMetrics) {
-        &self.no_route
+    /// Returns the callers of requests that match no route.
+    pub(crate) fn no_route(&self) -> &Arc<Callers> {
+        &self.no_route.1
     }
 
     /// Returns the settings of clients' connections.

@@ -1,13 +1,15 @@
-//! Handles to the series of one route, one limiter, the store: resolved once per label set, then only atomic additions.
+//! Handles to the series of one route, one client, one limiter, the store: resolved once per label set, then only atomic additions.
 //!
 //! Names no metric and knows no configuration: `metrics` has the names, and the caller gives the label values.
 
+mod client;
 mod limiter;
 mod route;
 mod store;
 
 use std::sync::LazyLock;
 
+pub use client::{ClientPermit, ClientPermits, ClientRequests};
 pub(super) use limiter::LimiterShared;
 pub use limiter::{LimiterMetrics, LimiterSeries};
 pub use route::RouteMetrics;

@@ -1,5 +1,6 @@
 //! The series of one route.
 
+use std::borrow::Cow;
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
@@ -21,7 +22,6 @@ pub struct RouteMetrics {
 pub(in crate::telemetry) struct RouteShared {
     name: Box<str>,
     requests: IntCounterVec,
-    requests_cached: CounterCache<(u16, Outcome)>,
     duration: Histogram,
     upstream_duration: Histogram,
     upstream_rejections: IntCounterVec,
@@ -35,13 +35,11 @@ impl RouteShared {
     /// Creates the series of a route.
     pub(in crate::telemetry) fn new(families: &Families, name: &str) -> RouteShared {
         // The usual series exist from the start: Prometheus sees no increase in a series that appears with a 1.
-        families.requests_total.with_label_values(&[name, "200", Outcome::Forwarded.as_str()]);
         families.upstream_rejections_total.with_label_values(&[name, "429"]);
         families.retries_total.with_label_values(&[name, "429"]);
         RouteShared {
             name: name.into(),
             requests: families.requests_total.clone(),
-            requests_cached: CounterCache::default(),
             duration: families.request_duration_seconds.with_label_values(&[name]),
             upstream_duration: families.upstream_duration_seconds.with_label_values(&[name]),
             upstream_rejections: families.upstream_rejections_total.clone(),
@@ -66,13 +64,15 @@ impl RouteMetrics {
         LazyLock::force(&self.shared);
     }
 
-    /// Counts a finished request: its status code, its outcome, and the time since its head was read.
-    pub fn finished(&self, code: u16, outcome: Outcome, elapsed: Duration) {
-        let RouteShared { name, requests, requests_cached, duration, .. } = &**self.shared;
-        requests_cached.increment((code, outcome), || {
-            requests.with_label_values(&[name, code.to_string().as_str(), outcome.as_str()])
-        });
-        duration.observe(elapsed.as_secs_f64());
+    /// Returns the counter of a client's requests that ended with this status code and outcome.
+    pub(in crate::telemetry) fn requests(&self, client: &str, code: u16, outcome: Outcome) -> IntCounter {
+        let RouteShared { name, requests, .. } = &**self.shared;
+        requests.with_label_values(&[name, client, code.to_string().as_str(), outcome.as_str()])
+    }
+
+    /// Records the time from the end of a request's head to the end of its response.
+    pub(in crate::telemetry) fn took(&self, elapsed: Duration) {
+        self.shared.duration.observe(elapsed.as_secs_f64());
     }
 
     /// Records the time from the request's head sent upstream to the response's head.
@@ -83,8 +83,9 @@ impl RouteMetrics {
     /// Counts an upstream rejection with this status code.
     pub fn upstream_rejected(&self, code: u16) {
         let RouteShared { name, upstream_rejections, upstream_rejections_cached, .. } = &**self.shared;
-        upstream_rejections_cached
-            .increment(code, || upstream_rejections.with_label_values(&[name, code.to_string().as_str()]));
+        let counter = upstream_rejections_cached
+            .resolve(code, |code| upstream_rejections.with_label_values(&[name, code.to_string().as_str()]));
+        counter.inc();
     }
 
     /// Counts quota headers of the upstream that could not be parsed.
@@ -105,7 +106,7 @@ impl RouteMetrics {
 
 /// Counters by key, without a lock or an allocation: the first [`CODES_CACHED`] keys keep their place, any further
 /// key is resolved each time.
-struct CounterCache<K> {
+pub(super) struct CounterCache<K> {
     places: [OnceLock<(K, IntCounter)>; CODES_CACHED],
 }
 
@@ -116,14 +117,14 @@ impl<K> Default for CounterCache<K> {
 }
 
 impl<K: Copy + PartialEq> CounterCache<K> {
-    fn increment(&self, key: K, resolve: impl Fn() -> IntCounter) {
+    /// Returns the counter of a key, which `create` finds by its labels.
+    pub(super) fn resolve(&self, key: K, create: impl Fn(K) -> IntCounter) -> Cow<'_, IntCounter> {
         for place in &self.places {
-            let (owner, counter) = place.get_or_init(|| (key, resolve()));
+            let (owner, counter) = place.get_or_init(|| (key, create(key)));
             if *owner == key {
-                counter.inc();
-                return;
+                return Cow::Borrowed(counter);
             }
         }
-        resolve().inc();
+        Cow::Owned(create(key))
     }
 }

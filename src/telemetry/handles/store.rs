@@ -30,14 +30,16 @@ pub enum StoreOp {
     Pause,
     /// Writes states in the layout before.
     HandOver,
+    /// Adds to the fleet's counts of who has used what, or reads them.
+    Usage,
 }
 
 impl StoreOp {
     /// The values of the label `op`, in the order of the variants.
     #[rustfmt::skip]
-    const NAMES: [&str; 10] = [
+    const NAMES: [&str; 11] = [
         "reserve", "inspect", "ping", "heartbeat", "write_back", "register_replica", "reset", "report_upstream", "pause",
-        "hand_over",
+        "hand_over", "usage",
     ];
 }
 

@@ -1,0 +1,124 @@
+//! The fleet's counts of who has used what, in Redis: a key for each hour and each day.
+
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, FutureExt};
+use serde::Serialize;
+
+use crate::limiter::store::StoreError;
+use crate::redis::answers::{self, Rows};
+use crate::redis::arguments::Arguments;
+use crate::redis::keys;
+use crate::redis::store::RedisStore;
+use crate::telemetry::StoreOp;
+use crate::usage::{Batch, By, Counts, KEPT_FOR, Key, Period, Record, Stamp, UsageError, UsageStore};
+
+/// The most periods that one call reads, so that it holds up no other for long.
+const PERIODS_MAX: usize = 24;
+
+/// The owner of the connection for these calls.
+const OWNER: &str = "usage";
+
+/// The counts of a replica on their way to Redis, or those of the fleet on their way back.
+pub struct RedisUsage {
+    store: RedisStore,
+    /// The number of this replica.
+    replica: u64,
+}
+
+#[derive(Serialize)]
+struct Asked<'a> {
+    given_now: u64,
+    kept_for: u64,
+    caller: u64,
+    number: u64,
+    rows: Vec<Cell<'a>>,
+}
+
+/// A name or a count: the rows are one flat list.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Cell<'a> {
+    Name(&'a str),
+    Count(u64),
+}
+
+impl RedisUsage {
+    /// Returns the counts in this store, as the replica of this number sees them.
+    pub fn new(store: RedisStore, replica: u64) -> RedisUsage {
+        RedisUsage { store, replica }
+    }
+
+    async fn call(
+        &self,
+        periods: &[Period],
+        (number, rows): (u64, &[(String, Counts)]),
+    ) -> Result<(Stamp, Vec<Rows>), StoreError> {
+        let arguments = |prefix: &str| {
+            let names = std::iter::once(keys::usage_since(prefix));
+            let keys: Vec<String> =
+                names.chain(periods.iter().map(|period| keys::usage(prefix, *period))).collect();
+            let kept_for = u64::try_from(KEPT_FOR.as_micros()).unwrap_or(u64::MAX);
+            let cells = rows.iter().flat_map(|(name, counts)| {
+                let Counts { granted, refused, waited, cancelled } = *counts;
+                let counts = [granted, refused, waited, cancelled].map(Cell::Count);
+                std::iter::once(Cell::Name(name)).chain(counts)
+            });
+            let values =
+                Asked { given_now: 0, kept_for, caller: self.replica, number, rows: cells.collect() };
+            Arguments::new(keys, &values)
+        };
+        self.store.ask(StoreOp::Usage, OWNER, |context| arguments(context.prefix), answers::usage).await
+    }
+
+    /// Makes a call as a check does: nothing is added, and nothing is returned.
+    pub(super) async fn try_out(store: &RedisStore) -> Result<(), StoreError> {
+        RedisUsage::new(store.clone(), 1).call(&[], (1, &[])).await.map(drop)
+    }
+}
+
+fn failed(error: &StoreError) -> UsageError {
+    UsageError(error.to_string())
+}
+
+impl UsageStore for RedisUsage {
+    fn add<'a>(&'a self, batch: &'a Batch) -> BoxFuture<'a, Result<Stamp, UsageError>> {
+        async move {
+            let rows: Vec<_> = batch.rows.iter().map(|(key, counts)| (stored_name(key), *counts)).collect();
+            let added = self.call(&batch.periods(), (batch.number, &rows)).await;
+            added.map(|(stamp, _)| stamp).map_err(|error| failed(&error))
+        }
+        .boxed()
+    }
+
+    fn read<'a>(&'a self, periods: &'a [Period]) -> BoxFuture<'a, Result<Record, UsageError>> {
+        async move {
+            let (mut stamp, mut rows) = (None, Vec::new());
+            for some in periods.chunks(PERIODS_MAX) {
+                let (read_at, read) = self.call(some, (0, &[])).await.map_err(|error| failed(&error))?;
+                stamp = Some(read_at);
+                for (period, of_period) in some.iter().zip(read) {
+                    rows.extend(of_period.into_iter().filter_map(
+                        |(name, granted, refused, waited, cancelled)| {
+                            Some((*period, key_of(&name)?, Counts { granted, refused, waited, cancelled }))
+                        },
+                    ));
+                }
+            }
+            let stamp = stamp.ok_or_else(|| UsageError("no period is asked for".to_owned()))?;
+            Ok(Record { stamp, rows })
+        }
+        .boxed()
+    }
+}
+
+/// Returns the name of a row as it is stored: `client:NAME`.
+fn stored_name((by, name): &Key) -> String {
+    format!("{}:{name}", by.as_str())
+}
+
+/// Returns the client, route or limiter of a stored name.
+fn key_of(stored: &str) -> Option<Key> {
+    let (by, name) = stored.split_once(':')?;
+    Some((By::named(by)?, Arc::from(name)))
+}
