@@ -116,7 +116,7 @@ impl Stream {
 /// Collects the state that the page shows.
 async fn live_state(state: &AdminState) -> Value {
     // A store that does not answer must not keep the page from showing that.
-    let limiters = timeout(STATE_INTERVAL, limiters::listing(&state.limiters)).await.ok();
+    let limiters = timeout(STATE_INTERVAL, limiters::listing(&state.limiters, &state.usage.fleet)).await.ok();
     json!({
         "at": unix_ms(),
         "store_up": state.limiters.store_up(),

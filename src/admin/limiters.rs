@@ -19,6 +19,7 @@ use crate::limiter::model::pause::{PAUSE_MAX, Reason};
 use crate::limiter::{
     Applied, Inspection, LimiterStatus, Limiters, NotFound, Partition, PauseState, replica_name,
 };
+use crate::usage::{Fleet, FleetLimiter};
 
 /// Bounds on reading a body.
 const BODY_BYTES_MAX: usize = 1024;
@@ -28,20 +29,55 @@ const BODY_TIME_MAX: Duration = Duration::from_secs(5);
 const LOCAL_ALONE: &str = "done on this replica alone, and on the others when the store answers";
 
 /// Answers with all limiters, in the order of the configuration.
-pub(super) async fn all(limiters: &Limiters) -> Response {
-    let listed = listing(limiters).await;
+pub(super) async fn all(limiters: &Limiters, fleet: &Fleet) -> Response {
+    let listed = listing(limiters, fleet).await;
     response::document(&json!({ "store_up": limiters.store_up(), "limiters": listed }))
 }
 
 /// Returns all limiters as JSON.
-pub(super) async fn listing(limiters: &Limiters) -> Vec<Value> {
-    limiters.inspect().await.iter().map(|state| view(state, |replica| limiters.host_of(replica))).collect()
+pub(super) async fn listing(limiters: &Limiters, fleet: &Fleet) -> Vec<Value> {
+    let (states, fleet) = (limiters.inspect().await, fleet.limiters());
+    let view = |state: &LimiterStatus| {
+        let view = view(state, |replica| limiters.host_of(replica));
+        in_fleet(view, fleet.iter().find(|limiter| *limiter.name == *state.limiter.name.as_str()))
+    };
+    states.iter().map(view).collect()
+}
+
+/// Adds to a limiter as JSON what the whole fleet uses of it.
+fn in_fleet(mut view: Value, fleet: Option<&FleetLimiter>) -> Value {
+    let Some(fleet) = fleet else { return view };
+    view["fleet"] = json!({
+        "granted_per_second": rounded(fleet.granted_per_second),
+        "refused_per_second": rounded(fleet.refused_per_second),
+        "waiting": fleet.waiting,
+        // Of the last minute, in seconds; null without requests.
+        "wait_p50": fleet.waits.map(|waits| waits[0]),
+        "wait_p95": fleet.waits.map(|waits| waits[1]),
+        "wait_p99": fleet.waits.map(|waits| waits[2]),
+    });
+    for limit in view["limits"].as_array_mut().into_iter().flatten() {
+        let forecast = fleet.exhausted_in.iter().find(|(label, _)| limit["limit"] == **label);
+        if let Some((_, seconds)) = forecast {
+            // Null where it lasts.
+            limit["exhausted_in_seconds"] = seconds.is_finite().then(|| rounded(*seconds)).into();
+        }
+    }
+    view
+}
+
+/// Rounds to hundredths.
+fn rounded(number: f64) -> f64 {
+    (number * 100.0).round() / 100.0
 }
 
 /// Answers with one limiter, or one of its partitions: `partition=VALUE`, once for each part of the key.
-pub(super) async fn one(limiters: &Limiters, name: &str, query: Option<&str>) -> Response {
+pub(super) async fn one(limiters: &Limiters, fleet: &Fleet, name: &str, query: Option<&str>) -> Response {
     match choose(limiters, name, query) {
-        Ok(chosen) => shown(limiters, &chosen).await,
+        Ok(chosen) => {
+            let fleet = fleet.limiters().into_iter().find(|limiter| *limiter.name == *name);
+            response::document(&in_fleet(viewed(limiters, &chosen).await, fleet.as_ref()))
+        }
         Err(reason) => not_found(reason),
     }
 }
@@ -130,10 +166,6 @@ async fn pause_for(body: impl Body<Data = Bytes, Error: Into<BoxError>>) -> Opti
     let PauseFor { r#for } = serde_json::from_slice(&bytes).ok()?;
     let longest = PAUSE_MAX.to_duration();
     units::duration(&r#for).filter(|lasting| (Duration::from_millis(1)..=longest).contains(lasting))
-}
-
-async fn shown(limiters: &Limiters, chosen: &Inspection) -> Response {
-    response::document(&viewed(limiters, chosen).await)
 }
 
 async fn viewed(limiters: &Limiters, chosen: &Inspection) -> Value {

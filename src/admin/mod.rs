@@ -37,4 +37,4 @@ pub use self::explain::{Explain, Explained, asked};
 pub use self::reload::{ReloadRequest, Reloader};
 pub use self::scrape::LastScrape;
 pub use self::server::serve;
-pub use self::state::{AdminState, Breakers};
+pub use self::state::{AdminState, Breakers, FleetUsage};

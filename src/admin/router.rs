@@ -155,8 +155,10 @@ async fn answer(
         Endpoint::Alive => health::alive(),
         Endpoint::Ready => health::ready(state, request.uri.query()),
         Endpoint::Metrics => metrics::answer(state).await,
-        Endpoint::Limiters => limiters::all(&state.limiters).await,
-        Endpoint::Limiter(name) => limiters::one(&state.limiters, name, request.uri.query()).await,
+        Endpoint::Limiters => limiters::all(&state.limiters, &state.usage.fleet).await,
+        Endpoint::Limiter(name) => {
+            limiters::one(&state.limiters, &state.usage.fleet, name, request.uri.query()).await
+        }
         Endpoint::Act(action, name) => {
             limiters::act(&state.limiters, action, name, request.uri.query(), body).await
         }
@@ -165,7 +167,7 @@ async fn answer(
         Endpoint::Config => config::show(&state.config, request.uri.query()),
         Endpoint::Explain => explain::explain(&state.explain, &state.limiters, request.uri.query()).await,
         Endpoint::Reload => reload::reload(&state.reloader).await,
-        Endpoint::Usage => usage::show(&state.usage, request.uri.query()).await,
+        Endpoint::Usage => usage::show(&state.usage.book, request.uri.query()).await,
     };
     (right, answer)
 }

@@ -13,7 +13,7 @@ use super::scrape::LastScrape;
 use crate::config;
 use crate::limiter::Limiters;
 use crate::telemetry::Metrics;
-use crate::usage::Book;
+use crate::usage::{Book, Fleet, FleetLimiter};
 
 /// Returns the breakers of the routes as JSON, in their order.
 pub type Breakers = Arc<dyn Fn() -> Vec<Value> + Send + Sync>;
@@ -39,8 +39,28 @@ pub struct AdminState {
     pub dashboard: Dashboard,
     /// The reading that scrapes share.
     pub scrape: LastScrape,
-    /// The fleet's counts, for `/api/usage`.
-    pub usage: Arc<Book>,
+    /// What the fleet uses, for `/api/usage`, `/api/limiters` and `/metrics`.
+    pub usage: FleetUsage,
     /// The workers, for what asks the store.
     pub workers: Handle,
+}
+
+/// What the fleet uses. Cheap to clone.
+#[derive(Clone)]
+pub struct FleetUsage {
+    /// Its counts by hour and day.
+    pub book: Arc<Book>,
+    /// Its present figures.
+    pub fleet: Arc<Fleet>,
+}
+
+impl FleetUsage {
+    /// Shows in the metrics when limits are spent.
+    pub(super) fn show_forecasts(&self, metrics: &Metrics) {
+        for FleetLimiter { name, exhausted_in, .. } in self.fleet.limiters() {
+            for (limit, seconds) in exhausted_in {
+                metrics.exhausted_in(&name, &limit, seconds);
+            }
+        }
+    }
 }

@@ -113,7 +113,7 @@ mod tests {
     #[tokio::test]
     async fn a_row_has_its_name_and_its_counts() {
         let usage = Usage::default();
-        let book = Book::new(usage.clone(), Arc::new(MemoryUsage::default()));
+        let book = Book::new(usage.clone(), Arc::new(MemoryUsage::default()), Arc::default());
         let counts = Counts { granted: 5, refused: 1, waited: 3, cancelled: 2 };
         usage.cell(By::Limiter, &"github".into()).add(counts);
         let answer = show(&book, Some("by=limiter&per=1d")).await;

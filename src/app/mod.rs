@@ -23,7 +23,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{error, info, warn};
 
 use self::reload::{Reloadable, Reloads, unix_seconds};
-use crate::admin::{self, AdminState, Explained, Reloader};
+use crate::admin::{self, AdminState, Explained, FleetUsage, Reloader};
 use crate::clock::Clock;
 use crate::config::{self, Config, Handle, LoadError, Loaded, Watch, model};
 use crate::limiter::Limiters;
@@ -32,8 +32,8 @@ use crate::limiter::store::memory::MemoryStore;
 use crate::proxy::{self, Drained, Explanation, Proxy, ProxyBuildError, Reach};
 use crate::redis::{RedisSetupError, RedisStore, RedisUsage};
 use crate::telemetry::logging::LoggingError;
-use crate::telemetry::{Logging, Metrics, Spans};
-use crate::usage::{Book, MemoryUsage, Usage, UsageStore};
+use crate::telemetry::{Logging, Metrics, Spans, WAIT_SECONDS};
+use crate::usage::{Book, Fleet, MemoryUsage, StoreTime, Usage, UsageStore};
 
 /// The reason why weir could not start, or ended without having finished everything.
 #[derive(Debug, Error)]
@@ -183,7 +183,7 @@ impl App {
         let (admin_listener, admin_address) = listen("admin.listen", config.admin.listen)?;
         let (limiters, usage_store) = limiters(&config, &metrics, &tasks, &end)?;
         let usage = Usage::default();
-        let book = Arc::new(Book::new(usage.clone(), usage_store));
+        let fleet_usage = fleet_usage(&usage, usage_store, &limiters);
         // In two stages, as a reload.
         let prepared = limiters.prepare(&config.limiters);
         let spans = Spans::from_environment();
@@ -193,17 +193,13 @@ impl App {
         // The kernel holds connections that come meanwhile.
         limiters.settle().await;
         keep(&limiters, &tasks, &end);
-        let last_counts = LastCounts::of(&book, &tasks);
+        let last_counts = LastCounts::of(&fleet_usage, &tasks);
         metrics.started(unix_seconds());
 
         let handle = Arc::new(Handle::new(loaded));
         let (draining, is_draining) = watch::channel(false);
         let (reloader, requests) = Reloader::channel();
-        let explaining = proxy.clone();
-        let explain: admin::Explain = Arc::new(move |request, peer| {
-            let Explanation { document, limiters } = explaining.explain(request, peer);
-            Explained { document, limiters }
-        });
+        let explain = explain(&proxy);
         let watched = proxy.clone();
         let breakers: admin::Breakers = Arc::new(move || watched.breakers());
         let state = AdminState {
@@ -216,7 +212,7 @@ impl App {
             draining: is_draining,
             dashboard: admin::Dashboard::default(),
             scrape: admin::LastScrape::default(),
-            usage: book,
+            usage: fleet_usage,
             workers: tokio::runtime::Handle::current(),
         };
         if let Some(Source { path, watch, logging }) = source {
@@ -280,6 +276,15 @@ impl App {
     }
 }
 
+/// Returns what explains requests, for the admin listener.
+fn explain(proxy: &Proxy) -> admin::Explain {
+    let proxy = proxy.clone();
+    Arc::new(move |request, peer| {
+        let Explanation { document, limiters } = proxy.explain(request, peer);
+        Explained { document, limiters }
+    })
+}
+
 /// Starts what limiters do beside requests: follow announcements, recover, and tell of outages.
 fn keep(limiters: &Limiters, tasks: &TaskTracker, end: &CancellationToken) {
     let (following, ended) = (limiters.clone(), end.clone());
@@ -290,17 +295,28 @@ fn keep(limiters: &Limiters, tasks: &TaskTracker, end: &CancellationToken) {
     tasks.spawn(async move { ended.run_until_cancelled(telling.tell_outages()).await });
 }
 
-/// The task that writes the counts of who has used what.
+/// Creates what this replica knows of the use by the whole fleet.
+fn fleet_usage(usage: &Usage, store: Arc<dyn UsageStore>, limiters: &Limiters) -> FleetUsage {
+    let (time, limiters) = (Arc::<StoreTime>::default(), limiters.clone());
+    let book = Book::new(usage.clone(), Arc::clone(&store), Arc::clone(&time));
+    let fleet = Fleet::new(move || limiters.readings(), WAIT_SECONDS, store, time);
+    FleetUsage { book: Arc::new(book), fleet: Arc::new(fleet) }
+}
+
+/// The task that tells the store what this replica uses.
 struct LastCounts {
     task: JoinHandle<()>,
     end: CancellationToken,
 }
 
 impl LastCounts {
-    fn of(book: &Arc<Book>, tasks: &TaskTracker) -> LastCounts {
-        let (book, end) = (Arc::clone(book), CancellationToken::new());
-        let ended = end.clone();
-        LastCounts { task: tasks.spawn(async move { book.run(ended).await }), end }
+    fn of(usage: &FleetUsage, tasks: &TaskTracker) -> LastCounts {
+        let (FleetUsage { book, fleet }, end) = (usage.clone(), CancellationToken::new());
+        let (ended, also_ended) = (end.clone(), end.clone());
+        let run = async move {
+            tokio::join!(book.run(ended), fleet.run(also_ended));
+        };
+        LastCounts { task: tasks.spawn(run), end }
     }
 
     /// Writes what is left, and ends the task.

@@ -211,6 +211,14 @@ pub(super) fn report(value: &Value) -> Option<ReportResult> {
     Some(ReportResult { epoch: epoch.into(), paused_until: Micros(paused_until), external_usage })
 }
 
+/// A replica's number, the microseconds since its last call, its figures.
+pub(super) type FiguresRow = (u64, u64, String);
+
+/// Returns the answer of `figures.lua`: the store's clock, and what each replica has told.
+pub(super) fn figures(value: &Value) -> Option<(u64, Vec<FiguresRow>)> {
+    unpack(value)
+}
+
 /// The fleet's counts of one period, by name: granted, refused, waited, cancelled.
 pub(super) type Rows = Vec<(String, u64, u64, u64, u64)>;
 

@@ -80,6 +80,7 @@ impl StoreConnection {
             StoreOp::Pause => &scripts.pause,
             StoreOp::HandOver => &scripts.hand_over,
             StoreOp::Usage => &scripts.usage,
+            StoreOp::Figures => &scripts.figures,
         }
     }
 }

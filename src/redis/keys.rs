@@ -107,6 +107,11 @@ pub(super) fn usage(prefix: &str, Period { per, from }: Period) -> String {
     format!("{prefix}:{{usage}}:v2:usage:{}:{from}", per.as_str())
 }
 
+/// Returns the key of the figures that replicas tell each other.
+pub(super) fn figures(prefix: &str) -> String {
+    format!("{prefix}:{{usage}}:v2:figures")
+}
+
 /// Returns the channel on which scripts publish announcements.
 pub(super) fn announcements(prefix: &str) -> String {
     format!("{prefix}:v2:announcements")

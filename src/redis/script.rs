@@ -60,6 +60,7 @@ pub(super) struct Scripts {
     pub(super) pause: Script,
     pub(super) hand_over: Script,
     pub(super) usage: Script,
+    pub(super) figures: Script,
 }
 
 impl Scripts {
@@ -80,11 +81,12 @@ impl Scripts {
             pause: key("pause", lua!("scripts/pause")),
             hand_over: state("hand_over", &[SEARCH, &[lua!("scripts/hand_over")]]),
             usage: key("usage", lua!("scripts/usage")),
+            figures: key("figures", lua!("scripts/figures")),
         }
     }
 
     /// Returns every script.
-    pub(super) fn all(&self) -> [&Script; 10] {
+    pub(super) fn all(&self) -> [&Script; 11] {
         let Scripts {
             reserve,
             inspect,
@@ -96,6 +98,7 @@ impl Scripts {
             pause,
             hand_over,
             usage,
+            figures,
         } = self;
         [
             reserve,
@@ -108,6 +111,7 @@ impl Scripts {
             pause,
             hand_over,
             usage,
+            figures,
         ]
     }
 }

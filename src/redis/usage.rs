@@ -1,17 +1,18 @@
 //! The fleet's counts of who has used what, in Redis: a key for each hour and each day.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use serde::Serialize;
 
 use crate::limiter::store::StoreError;
 use crate::redis::answers::{self, Rows};
-use crate::redis::arguments::Arguments;
+use crate::redis::arguments::{Arguments, Context};
 use crate::redis::keys;
 use crate::redis::store::RedisStore;
 use crate::telemetry::StoreOp;
-use crate::usage::{Batch, By, Counts, KEPT_FOR, Key, Period, Record, Stamp, UsageError, UsageStore};
+use crate::usage::{Batch, By, Counts, KEPT_FOR, Key, Period, Record, Stamp, Told, UsageError, UsageStore};
 
 /// The most periods that one call reads, so that it holds up no other for long.
 const PERIODS_MAX: usize = 24;
@@ -24,6 +25,15 @@ pub struct RedisUsage {
     store: RedisStore,
     /// The number of this replica.
     replica: u64,
+}
+
+#[derive(Serialize)]
+struct Telling<'a> {
+    given_now: u64,
+    counts_for: u64,
+    caller: u64,
+    figures: &'a str,
+    leaves: bool,
 }
 
 #[derive(Serialize)]
@@ -71,9 +81,15 @@ impl RedisUsage {
         self.store.ask(StoreOp::Usage, OWNER, |context| arguments(context.prefix), answers::usage).await
     }
 
-    /// Makes a call as a check does: nothing is added, and nothing is returned.
+    /// Makes both calls as a check does: nothing is added, and nothing is returned.
     pub(super) async fn try_out(store: &RedisStore) -> Result<(), StoreError> {
-        RedisUsage::new(store.clone(), 1).call(&[], (1, &[])).await.map(drop)
+        let usage = RedisUsage::new(store.clone(), 1);
+        usage.call(&[], (1, &[])).await?;
+        let arguments = |context: &Context<'_>| {
+            let values = Telling { given_now: 0, counts_for: 1, caller: 1, figures: "", leaves: true };
+            Arguments::new([keys::figures(context.prefix)], &values)
+        };
+        store.ask(StoreOp::Figures, OWNER, arguments, answers::figures).await.map(drop)
     }
 }
 
@@ -87,6 +103,30 @@ impl UsageStore for RedisUsage {
             let rows: Vec<_> = batch.rows.iter().map(|(key, counts)| (stored_name(key), *counts)).collect();
             let added = self.call(&batch.periods(), (batch.number, &rows)).await;
             added.map(|(stamp, _)| stamp).map_err(|error| failed(&error))
+        }
+        .boxed()
+    }
+
+    fn exchange<'a>(
+        &'a self,
+        figures: &'a str,
+        counts_for: Duration,
+        leaves: bool,
+    ) -> BoxFuture<'a, Result<(u64, Vec<Told>), UsageError>> {
+        async move {
+            let counts_for = u64::try_from(counts_for.as_micros()).unwrap_or(u64::MAX);
+            let arguments = |context: &Context<'_>| {
+                let values = Telling { given_now: 0, counts_for, caller: self.replica, figures, leaves };
+                Arguments::new([keys::figures(context.prefix)], &values)
+            };
+            let told = self.store.ask(StoreOp::Figures, OWNER, arguments, answers::figures).await;
+            let (now_us, told) = told.map_err(|error| failed(&error))?;
+            let told = told.into_iter().map(|(replica, ago_us, figures)| Told {
+                is_this: replica == self.replica,
+                ago: Duration::from_micros(ago_us),
+                figures,
+            });
+            Ok((now_us, told.collect()))
         }
         .boxed()
     }

@@ -5,15 +5,15 @@
 
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::{
-    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry,
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry,
 };
 
 /// Buckets for whole requests and upstream calls, in seconds: from a local answer to a wait of a minute.
 const REQUEST_SECONDS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 /// Buckets for waits in a queue, in seconds. The first holds requests that did not wait.
-const WAIT_SECONDS: &[f64] =
+pub const WAIT_SECONDS: &[f64] =
     &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 /// Buckets for the lateness of a permit, in seconds. A guard is 1 to 20 ms by default, so they are finest below that.
 const LATENESS_SECONDS: &[f64] =
@@ -41,6 +41,7 @@ pub(super) struct Families {
     pub(super) slot_lateness_seconds: HistogramVec,
     pub(super) limiter_limit_permits: IntGaugeVec,
     pub(super) limiter_available_permits: IntGaugeVec,
+    pub(super) limiter_exhausted_in_seconds: GaugeVec,
     pub(super) limiter_paused: IntGaugeVec,
     pub(super) limiter_ready: IntGaugeVec,
     pub(super) limiter_external_usage_permits_total: IntCounterVec,
@@ -92,6 +93,8 @@ impl Families {
                 "Permits in a window, as configured.", &["limiter", "limit"]),
             limiter_available_permits: gauges(registry, "weir_limiter_available_permits",
                 "Permits left in the tightest partition, as of the store's last answer.", &["limiter", "limit"]),
+            limiter_exhausted_in_seconds: float_gauges(registry, "weir_limiter_exhausted_in_seconds",
+                "Seconds until a limit of an hour or more is spent, if the fleet goes on at its present pace.", &["limiter", "limit"]),
             limiter_paused: gauges(registry, "weir_limiter_paused",
                 "1 while the limiter is paused, by an upstream or by hand.", &["limiter"]),
             limiter_ready: gauges(registry, "weir_limiter_ready",
@@ -128,6 +131,10 @@ fn counters(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Int
 
 fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
     registered(registry, IntGaugeVec::new(Opts::new(name, help), labels))
+}
+
+fn float_gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+    registered(registry, GaugeVec::new(Opts::new(name, help), labels))
 }
 
 fn seconds(registry: &Registry, name: &str, help: &str) -> Gauge {

@@ -81,6 +81,11 @@ impl Metrics {
         })
     }
 
+    /// Shows when a limit is spent, in seconds.
+    pub fn exhausted_in(&self, limiter: &str, limit: &str, seconds: f64) {
+        self.shared.families.limiter_exhausted_in_seconds.with_label_values(&[limiter, limit]).set(seconds);
+    }
+
     /// Returns the handle of the store.
     pub fn store(&self) -> StoreMetrics {
         self.shared.store.clone()
@@ -144,6 +149,7 @@ impl Metrics {
         for gauges in [&families.limiter_limit_permits, &families.limiter_available_permits] {
             forget(gauges, gone);
         }
+        forget(&families.limiter_exhausted_in_seconds, gone);
     }
 
     /// Removes the series of every route that `keep` refuses. The series of requests without a route stay.
@@ -186,6 +192,7 @@ impl Families {
         };
         forget(&self.limiter_limit_permits, gone);
         forget(&self.limiter_available_permits, gone);
+        forget(&self.limiter_exhausted_in_seconds, gone);
     }
 }
 

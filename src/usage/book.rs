@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::time::{Duration, Instant, sleep, timeout};
+use tokio::time::{Duration, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::clock::StoreTime;
 use super::counts::{By, Counts, Key};
 use super::ledger::Ledger;
 use super::period::{Per, Period};
-use super::store::{Stamp, UsageError, UsageStore, unix_us};
+use super::store::{Stamp, UsageError, UsageStore};
 use super::tally::Usage;
 
 /// The seconds between two writes, which come at the full minutes of the store's clock, so that no write mixes two hours.
@@ -44,14 +45,13 @@ pub struct Book {
     usage: Usage,
     store: Arc<dyn UsageStore>,
     ledger: Mutex<Ledger>,
-    /// The store's clock, and when it was read.
-    clock: Mutex<Option<(Instant, u64)>>,
+    time: Arc<StoreTime>,
 }
 
 impl Book {
     /// Creates a book of these counters.
-    pub fn new(usage: Usage, store: Arc<dyn UsageStore>) -> Book {
-        Book { usage, store, ledger: Mutex::default(), clock: Mutex::default() }
+    pub fn new(usage: Usage, store: Arc<dyn UsageStore>, time: Arc<StoreTime>) -> Book {
+        Book { usage, store, ledger: Mutex::default(), time }
     }
 
     /// Writes at every full minute, until `end`; then what is left.
@@ -115,10 +115,7 @@ impl Book {
 
     /// Returns the store's clock in microseconds since the Unix epoch; this machine's until the store has answered.
     pub fn now_us(&self) -> u64 {
-        let read = *lock(&self.clock);
-        read.map_or_else(unix_us, |(at, now_us)| {
-            now_us + u64::try_from(at.elapsed().as_micros()).unwrap_or_default()
-        })
+        self.time.now_us()
     }
 
     /// Takes what was counted since the last time as use of the hour that was so many seconds ago.
@@ -133,7 +130,7 @@ impl Book {
         let batch = lock(&self.ledger).next(self.now_us() / 1_000_000);
         let Stamp { now_us, .. } = self.store.add(&batch).await?;
         lock(&self.ledger).answered();
-        *lock(&self.clock) = Some((Instant::now(), now_us));
+        self.time.set(now_us);
         Ok(())
     }
 }
@@ -145,7 +142,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::usage::store::MemoryUsage;
+    use crate::usage::store::{MemoryUsage, unix_us};
 
     fn granted(granted: u64) -> Counts {
         Counts { granted, ..Counts::default() }
@@ -154,7 +151,7 @@ mod tests {
     #[tokio::test]
     async fn the_hour_that_runs_is_whole_before_and_after_a_write() {
         let (usage, store) = (Usage::default(), Arc::new(MemoryUsage::default()));
-        let book = Book::new(usage.clone(), store);
+        let book = Book::new(usage.clone(), store, Arc::default());
         let (few, many): (Arc<str>, Arc<str>) = ("few".into(), "many".into());
         usage.cell(By::Client, &few).add(granted(2));
         usage.cell(By::Route, &few).add(granted(9));
@@ -178,7 +175,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_left_is_written_at_the_end() {
         let (usage, store) = (Usage::default(), Arc::new(MemoryUsage::default()));
-        let book = Book::new(usage.clone(), store.clone());
+        let book = Book::new(usage.clone(), store.clone(), Arc::default());
         usage.cell(By::Limiter, &"l".into()).add(granted(3));
         let end = CancellationToken::new();
         end.cancel();

@@ -4,20 +4,32 @@
 //! - `tally`: the counters that requests add to.
 //! - `ledger`: what is not in the store yet, pure.
 //! - `store`: the place for the fleet's counts, and one in this process.
-//! - `book`: takes the counters to the store once a minute, and reads the fleet's counts.
+//! - `fleet`: what replicas tell each other of the present: rates, waiting requests, and when a limit is spent. `figures`: its form;
+//!   `pace` and `forecast`, pure.
+//! - `clock`: the store's clock. `book`: takes the counters to the store once a minute, and reads the fleet's counts.
 //!
 //! Knows no request, no Redis and no HTTP.
 
 mod book;
+mod clock;
 mod counts;
+mod figures;
+mod fleet;
+mod forecast;
 mod ledger;
+mod pace;
 mod period;
 mod store;
 mod tally;
+mod waits;
 
 pub use self::book::{Book, Report};
+pub use self::clock::StoreTime;
 pub use self::counts::{By, Counts, Key};
+pub use self::figures::{LimitReading, Reading, Sharing};
+pub use self::fleet::{Fleet, FleetLimiter};
+pub use self::forecast::Refill;
 pub use self::ledger::Batch;
 pub use self::period::{Per, Period};
-pub use self::store::{KEPT_FOR, MemoryUsage, Record, Stamp, UsageError, UsageStore};
+pub use self::store::{KEPT_FOR, MemoryUsage, Record, Stamp, Told, UsageError, UsageStore};
 pub use self::tally::{Cell, Usage};

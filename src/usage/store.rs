@@ -36,10 +36,32 @@ pub struct Record {
 #[error("{0}")]
 pub struct UsageError(pub String);
 
+/// What a replica has told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Told {
+    /// Whether it is the one that asks.
+    pub is_this: bool,
+    /// How long ago.
+    pub ago: Duration,
+    /// Its figures.
+    pub figures: String,
+}
+
 /// A place for the fleet's counts.
 pub trait UsageStore: Send + Sync + 'static {
     /// Adds the counts of a batch to its hour and its day, once.
     fn add<'a>(&'a self, batch: &'a Batch) -> BoxFuture<'a, Result<Stamp, UsageError>>;
+
+    /// Tells the other replicas this one's figures, or takes leave of them. Returns the store's clock, in microseconds since the Unix
+    /// epoch, and what the replicas have told that were silent for no longer than `counts_for`.
+    fn exchange<'a>(
+        &'a self,
+        _figures: &'a str,
+        _counts_for: Duration,
+        _leaves: bool,
+    ) -> BoxFuture<'a, Result<(u64, Vec<Told>), UsageError>> {
+        ready(Ok((unix_us(), Vec::new()))).boxed()
+    }
 
     /// Returns the counts of these periods.
     fn read<'a>(&'a self, periods: &'a [Period]) -> BoxFuture<'a, Result<Record, UsageError>>;

@@ -51,10 +51,15 @@ fn table() -> BTreeMap<String, (String, BTreeSet<String>)> {
 async fn the_documented_metrics_are_the_exported_ones() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let weir = Weir::start(&one_limiter("memory", "{limits: [3/1m]}", &upstream)).await;
+    let weir = Weir::start(&one_limiter("memory", "{limits: [3/1m, 1000/1h]}", &upstream)).await;
     for status in [200, 200, 200, 429] {
         assert_eq!(weir.get("/").await.status, status);
     }
+    // It is reckoned every few seconds.
+    eventually("a forecast", PATIENCE, async || {
+        !weir.metrics().await.samples_of("weir_limiter_exhausted_in_seconds").is_empty()
+    })
+    .await;
     let text = weir.ask("/metrics").await.text();
     let kind = Regex::new(r"(?m)^# TYPE (\w+) (\w+)$").unwrap();
     let exported: BTreeMap<String, String> =

@@ -21,6 +21,7 @@ const METRICS: &[(&str, &str, &[&str])] = &[
     ("weir_slot_lateness_seconds", "histogram", &["limiter"]),
     ("weir_limiter_limit_permits", "gauge", &["limiter", "limit"]),
     ("weir_limiter_available_permits", "gauge", &["limiter", "limit"]),
+    ("weir_limiter_exhausted_in_seconds", "gauge", &["limiter", "limit"]),
     ("weir_limiter_paused", "gauge", &["limiter"]),
     ("weir_limiter_ready", "gauge", &["limiter"]),
     ("weir_limiter_external_usage_permits_total", "counter", &["limiter"]),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::support::weir::run;
-use crate::support::{PATIENCE, RedisServer, Request, Upstream, Weir, client, eventually, lane};
+use crate::support::{PATIENCE, Pending, RedisServer, Request, Upstream, Weir, client, eventually, lane};
 
 fn config(store: &str, upstream: &Upstream) -> String {
     let url = upstream.url();
@@ -138,4 +138,55 @@ async fn the_fleets_counts_equal_those_of_the_upstream_and_survive_their_replica
     for wrong in ["by=tenant", "per=1m", "from=yesterday", "what=1"] {
         assert_eq!(weir.ask(&format!("/api/usage?{wrong}")).await.status, 400, "{wrong}");
     }
+}
+
+#[tokio::test]
+async fn every_replica_shows_what_the_whole_fleet_uses_and_when_a_limit_is_spent() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let url = upstream.url();
+    let config = format!(
+        "store: {}\n\
+         limiters:\n  api: {{limits: [10/1h, 1000/1s]}}\n  idle: {{limits: [10/1h]}}\n  wait: {{limits: [1/1h], queue: {{timeout: 3h}}}}\n\
+         routes:\n  - {{name: idle, match: {{path: /idle}}, upstream: \"{url}\", limiter: idle}}\n  \
+         - {{name: wait, match: {{path: /wait}}, upstream: \"{url}\", limiter: wait}}\n  \
+         - {{name: all, match: {{path: /}}, upstream: \"{url}\", limiter: api}}\n",
+        redis.store()
+    );
+    let fleet = Weir::fleet(2, &config).await;
+    for call in 0..10 {
+        assert_eq!(fleet[call % 2].get("/").await.status, 200);
+    }
+    for replica in &fleet {
+        let seconds = async |limiter, limit| {
+            replica
+                .metrics()
+                .await
+                .sum("weir_limiter_exhausted_in_seconds", &[("limiter", limiter), ("limit", limit)])
+        };
+        eventually("the limit is spent", PATIENCE, async || {
+            let samples = replica.metrics().await;
+            let shown = samples.samples_of("weir_limiter_exhausted_in_seconds");
+            !shown.is_empty() && seconds("api", "10/1h").await == 0.0
+        })
+        .await;
+        assert!(seconds("idle", "10/1h").await.is_infinite());
+        let metrics = replica.metrics().await;
+        let shown = metrics.samples_of("weir_limiter_exhausted_in_seconds");
+        assert!(
+            shown.iter().all(|sample| sample.labels["limit"] != "1000/1s"),
+            "only windows of an hour or more"
+        );
+    }
+    // What one replica grants and keeps waiting is seen at the other.
+    let other = &fleet[1];
+    let of = async |limiter: &str| other.ask(&format!("/api/limiters/{limiter}")).await.json();
+    let waiting: Vec<_> = (0..3).map(|_| Pending::get(&fleet[0].url("/wait"))).collect();
+    eventually("two wait in the fleet", PATIENCE, async || of("wait").await["fleet"]["waiting"] == 2).await;
+    assert_eq!(of("wait").await["waiting"], 0);
+    let api = of("api").await;
+    assert_eq!(api["limits"][0]["exhausted_in_seconds"], 0.0, "{api}");
+    assert!(api["limits"][1].get("exhausted_in_seconds").is_none(), "{api}");
+    assert!(of("idle").await["limits"][0]["exhausted_in_seconds"].is_null());
+    drop(waiting);
 }

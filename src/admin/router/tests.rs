@@ -8,7 +8,7 @@ use http_body_util::{BodyExt, Empty};
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
-use super::super::{Dashboard, Explain, Explained, LastScrape, ReloadRequest, Reloader};
+use super::super::{Dashboard, Explain, Explained, FleetUsage, LastScrape, ReloadRequest, Reloader};
 use super::*;
 use crate::clock::Clock;
 use crate::config::model::{self, Config, LogFormat, Secret, Store};
@@ -17,7 +17,7 @@ use crate::limiter::Limiters;
 use crate::limiter::model::limit::{Algorithm, Limit, Limiter, LimiterName, Permits};
 use crate::limiter::store::memory::MemoryStore;
 use crate::telemetry::Metrics;
-use crate::usage::{Book, MemoryUsage, Usage};
+use crate::usage::{Book, Fleet, MemoryUsage, Usage};
 
 struct Admin {
     state: AdminState,
@@ -89,7 +89,10 @@ fn admin(token: Option<&str>) -> Admin {
         draining: is_draining,
         dashboard: Dashboard::default(),
         scrape: LastScrape::default(),
-        usage: Arc::new(Book::new(Usage::default(), Arc::new(MemoryUsage::default()))),
+        usage: FleetUsage {
+            book: Arc::new(Book::new(Usage::default(), Arc::new(MemoryUsage::default()), Arc::default())),
+            fleet: Arc::new(Fleet::new(Vec::new, &[], Arc::new(MemoryUsage::default()), Arc::default())),
+        },
         workers: tokio::runtime::Handle::current(),
     };
     Admin { state, draining, reloads }

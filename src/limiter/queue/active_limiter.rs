@@ -217,6 +217,13 @@ impl ActiveLimiter {
         }
     }
 
+    /// Returns the permits left of each limit as of the last answer, and its age in microseconds. Of a limiter without partitions.
+    pub(in crate::limiter) fn last_available(&self) -> Vec<Option<(u64, u64)>> {
+        let now = self.session.moment();
+        let tightest = self.tightest.lock().unwrap_or_else(PoisonError::into_inner);
+        tightest.iter().map(|shown| shown.as_ref().map(|shown| (shown.left, (now - shown.at).0))).collect()
+    }
+
     /// Counts one more queue of a partition.
     ///
     /// # Errors

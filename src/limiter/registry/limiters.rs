@@ -25,10 +25,12 @@ use crate::limiter::registry::limiter_set::{LimiterSet, LimiterSetError};
 use crate::limiter::registry::outages;
 use crate::limiter::registry::prepared_limiters::PreparedLimiters;
 use crate::limiter::registry::queues::{LINGER, Queues};
+use crate::limiter::registry::readings;
 use crate::limiter::registry::store_sessions::StoreSessions;
 use crate::limiter::store::memory::MemoryStore;
 use crate::limiter::store::{Announcement, Store};
 use crate::telemetry::Metrics;
+use crate::usage::Reading;
 
 /// Time between two looks at a store that settles, or does not answer.
 const SETTLING_LOOK: Duration = Duration::from_millis(50);
@@ -139,6 +141,11 @@ impl Limiters {
             longest_wait: active.counts.take_longest_wait(),
         };
         self.active_limiters().into_iter().map(tally).collect()
+    }
+
+    /// Returns what this replica tells the fleet of every limiter, in the order of the configuration. Asks no store.
+    pub fn readings(&self) -> Vec<Reading> {
+        self.active_limiters().iter().map(|active| readings::reading(active)).collect()
     }
 
     /// Returns one limiter, or one of its partitions, to be looked at or acted on by hand.

@@ -7,6 +7,7 @@
 //! - `limiter_set`: the limiters of a route, taken together or not at all.
 //! - `queues`: every queue of this process.
 //! - `inspection`: one limiter, looked at or acted on by hand.
+//! - `readings`: what this replica tells the fleet of a limiter, for people.
 //! - `outages`: a line in the log for each minute without the store.
 //! - `series`: a limiter as the metrics show it.
 //!
@@ -19,5 +20,6 @@ pub mod limiters;
 mod outages;
 pub mod prepared_limiters;
 pub(in crate::limiter) mod queues;
+mod readings;
 mod series;
 mod store_sessions;

@@ -3,6 +3,7 @@
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
+use prometheus::core::Metric as _;
 use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec};
 
 use crate::telemetry::handles::Unpublished;
@@ -166,6 +167,16 @@ impl LimiterMetrics {
     /// Records the time that a request waited for its permit.
     pub fn waited(&self, wait: Duration) {
         self.shared.wait.observe(wait.as_secs_f64());
+    }
+
+    /// Returns how many requests waited, by [`WAIT_SECONDS`], and beyond the last bound.
+    pub fn wait_counts(&self) -> Vec<u64> {
+        let metric = self.shared.wait.metric();
+        let buckets = metric.get_histogram().get_bucket();
+        let mut before = 0;
+        let bounded = buckets.iter().map(|bucket| bucket.cumulative_count());
+        let all = bounded.chain([metric.get_histogram().get_sample_count()]);
+        all.map(|count| count - std::mem::replace(&mut before, count).min(count)).collect()
     }
 
     /// Records the time from a permit's slot to its use.

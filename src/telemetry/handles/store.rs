@@ -32,14 +32,16 @@ pub enum StoreOp {
     HandOver,
     /// Adds to the fleet's counts of who has used what, or reads them.
     Usage,
+    /// Tells the fleet this replica's figures.
+    Figures,
 }
 
 impl StoreOp {
     /// The values of the label `op`, in the order of the variants.
     #[rustfmt::skip]
-    const NAMES: [&str; 11] = [
+    const NAMES: [&str; 12] = [
         "reserve", "inspect", "ping", "heartbeat", "write_back", "register_replica", "reset", "report_upstream", "pause",
-        "hand_over", "usage",
+        "hand_over", "usage", "figures",
     ];
 }
 

@@ -13,8 +13,9 @@ use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
 use crate::limiter::arithmetic::cell::Entry;
 use crate::limiter::arithmetic::quota::Quota;
 use crate::limiter::arithmetic::share::Share;
-use crate::limiter::model::calendar_windows::CalendarWindows;
+use crate::limiter::model::calendar_windows::{CalendarWindows, window_of};
 use crate::limiter::model::limit::{self, Limit, Limiter, Permits};
+use crate::usage::Refill;
 
 /// The algorithm of a rule, with its parameters.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -113,6 +114,19 @@ impl Kind {
             }
         };
         (quota, kind, None)
+    }
+}
+
+/// Returns how a limit gets permits back; `None` if it has none to spend, because it spaces them.
+pub fn refill(limit: &Limit, now: Micros) -> Option<Refill> {
+    match &limit.algorithm {
+        limit::Algorithm::SlidingWindow { .. } => Some(Refill::Rolling),
+        limit::Algorithm::TokenBucket { .. } => Some(Refill::Steady),
+        limit::Algorithm::FixedWindow { windows } => {
+            let (_, end) = window_of(&windows.schedule(now).stretches, now);
+            Some(Refill::At((end - now).to_duration().as_secs_f64()))
+        }
+        limit::Algorithm::LeakyBucket | limit::Algorithm::WarmUp { .. } => None,
     }
 }
 
