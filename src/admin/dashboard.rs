@@ -1,67 +1,80 @@
-//! The parts of the dashboard that all open pages share: recent counts, the latest state, a bound on their number.
+//! The parts of the dashboard that all open pages share: the last hour, the latest state, a bound on their number.
 //!
-//! Counts are sampled whether or not a page is open, so that a page has a history when it opens. The state is
+//! The fleet's figures are sampled whether or not a page is open, so that a page has a history when it opens. The state is
 //! computed at most once a second, however many pages ask. Knows nothing of the page itself.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Duration, Instant, MissedTickBehavior, interval};
 
-use crate::limiter::{Limiters, Tally};
+use super::hour::{Hour, Seen};
+use super::routes::Routes;
+use crate::telemetry::RouteCounts;
 
 /// The age at which a state is computed anew: half the interval at which a page asks for it.
 const STATE_AGE_MAX: Duration = Duration::from_secs(1);
 
-/// Time between two samples of the counts.
-const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
-/// Samples that are kept: five minutes.
-const SAMPLES_MAX: usize = 60;
+/// Time between two samples.
+pub(super) const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Samples of the longest waits that are kept: five minutes.
+const WAITS_MAX: usize = 60;
 
 /// Pages open at once. Few enough that a probe still finds a free connection.
 const PAGES_MAX: usize = 32;
 
-/// The counts of all limiters at one instant.
-struct Sample {
-    at_unix_ms: u64,
-    tallies: Vec<Tally>,
-}
-
 /// The state that all open pages share. Cheap to clone.
 #[derive(Clone)]
 pub struct Dashboard {
-    samples: Arc<Mutex<VecDeque<Sample>>>,
+    sampled: Arc<Mutex<Sampled>>,
     /// The latest `state` event, and when it was computed.
     latest: Arc<AsyncMutex<Option<(Instant, Bytes)>>>,
     pages: Arc<Semaphore>,
 }
 
+/// What was sampled.
+#[derive(Default)]
+struct Sampled {
+    hour: Hour,
+    routes: Routes,
+    /// The longest wait of each limiter in each of the last samples.
+    waits: VecDeque<Vec<(String, Duration)>>,
+}
+
 impl Default for Dashboard {
     fn default() -> Dashboard {
         let pages = Arc::new(Semaphore::new(PAGES_MAX));
-        Dashboard { samples: Arc::default(), latest: Arc::default(), pages }
+        Dashboard { sampled: Arc::default(), latest: Arc::default(), pages }
     }
 }
 
 impl Dashboard {
-    /// Samples the counts of all limiters at a fixed interval. Never returns.
-    pub(super) async fn sample(&self, limiters: &Limiters) {
+    /// Samples at a fixed interval what `look` returns. Never returns.
+    pub(super) async fn sample(&self, look: impl Fn() -> Look) {
         let mut next = interval(SAMPLE_INTERVAL);
         next.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             next.tick().await;
-            let sample = Sample { at_unix_ms: unix_ms(), tallies: limiters.tallies() };
-            let mut samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
-            if samples.len() >= SAMPLES_MAX {
-                samples.pop_front();
+            let Look { seen, routes, waits } = look();
+            let mut sampled = self.sampled();
+            let now = unix_ms();
+            sampled.hour.add(now, seen);
+            sampled.routes.add(now, routes);
+            if sampled.waits.len() >= WAITS_MAX {
+                sampled.waits.pop_front();
             }
-            samples.push_back(sample);
+            sampled.waits.push_back(waits);
         }
+    }
+
+    fn sampled(&self) -> MutexGuard<'_, Sampled> {
+        self.sampled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes one of the places for open pages; `None` when all are taken.
@@ -69,27 +82,27 @@ impl Dashboard {
         Arc::clone(&self.pages).try_acquire_owned().ok()
     }
 
-    /// Returns the kept samples as a `history` event, oldest first.
+    /// Returns the last hour as a `history` event.
     pub(super) fn history(&self) -> Bytes {
-        let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
-        let samples: Vec<_> = samples
-            .iter()
-            .map(|sample| {
-                let counts = |tally: &Tally| (tally.name.to_string(), json!([tally.granted, tally.refused]));
-                let counts: Map<_, _> = sample.tallies.iter().map(counts).collect();
-                json!({ "at": sample.at_unix_ms, "counts": counts })
-            })
-            .collect();
-        event("history", &samples)
+        event("history", &self.sampled().hour.view())
+    }
+
+    /// Returns the last marks on the time axis.
+    pub(super) fn marks(&self) -> Value {
+        self.sampled().hour.marks()
+    }
+
+    /// Returns the routes of this replica in the last minute.
+    pub(super) fn routes(&self) -> Vec<Value> {
+        self.sampled().routes.view()
     }
 
     /// Returns the longest wait of each limiter in the kept samples, in milliseconds.
     pub(super) fn longest_waits_ms(&self) -> HashMap<String, u64> {
-        let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
         let mut longest = HashMap::new();
-        for tally in samples.iter().flat_map(|sample| &sample.tallies) {
-            let waited = u64::try_from(tally.longest_wait.as_millis()).unwrap_or(u64::MAX);
-            let so_far: &mut u64 = longest.entry(tally.name.to_string()).or_default();
+        for (name, wait) in self.sampled().waits.iter().flatten() {
+            let waited = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+            let so_far: &mut u64 = longest.entry(name.clone()).or_default();
             *so_far = waited.max(*so_far);
         }
         longest
@@ -107,6 +120,16 @@ impl Dashboard {
         *latest = Some((Instant::now(), event.clone()));
         event
     }
+}
+
+/// What is sampled.
+pub(super) struct Look {
+    /// The fleet.
+    pub(super) seen: Seen,
+    /// The counts of this replica's routes.
+    pub(super) routes: Vec<RouteCounts>,
+    /// The longest wait of each limiter of this replica since the last look.
+    pub(super) waits: Vec<(String, Duration)>,
 }
 
 /// Formats a server-sent event with JSON data on one line.

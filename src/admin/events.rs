@@ -5,6 +5,7 @@
 
 use std::convert::Infallible;
 use std::sync::LazyLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -20,10 +21,13 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Duration, Instant, Interval, MissedTickBehavior, interval, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::dashboard::unix_ms;
+use super::dashboard::{Look, unix_ms};
+use super::hour::Seen;
 use super::response::{self, Response};
 use super::state::AdminState;
 use super::{config, limiters, replicas};
+use crate::config::Outcome;
+use crate::limiter::{Replica, replica_name};
 
 /// The whole page; it loads nothing else.
 const PAGE: &str = include_str!("page.html");
@@ -69,7 +73,7 @@ struct Stream {
     is_first: bool,
 }
 
-/// Answers with a stream of events: the counts of the last minutes, then the state at a fixed interval.
+/// Answers with a stream of events: the last hour, then the state at a fixed interval.
 pub(super) fn events(state: &AdminState) -> Response {
     let Some(page) = state.dashboard.open_page() else {
         let detail = "too many dashboard pages are open: close one";
@@ -113,6 +117,25 @@ impl Stream {
     }
 }
 
+/// Looks at what the dashboard samples. Asks no store.
+pub(super) fn look(state: &AdminState) -> Look {
+    let replica = |replica: Replica| {
+        let name = if replica.host.is_empty() { replica_name(replica.id) } else { replica.host.to_string() };
+        (replica.id, name)
+    };
+    let seconds = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let reload = state.config.last_reload();
+    let seen = Seen {
+        limiters: state.usage.fleet.limiters(),
+        store_up: state.limiters.store_up(),
+        reload: reload.map(|reload| (seconds(reload.at), matches!(reload.outcome, Outcome::Applied { .. }))),
+        replicas: state.limiters.replicas().into_iter().map(replica).collect(),
+    };
+    let tallies = state.limiters.tallies().into_iter();
+    let waits = tallies.map(|tally| (tally.name.to_string(), tally.longest_wait)).collect();
+    Look { seen, routes: state.metrics.route_counts(), waits }
+}
+
 /// Collects the state that the page shows.
 async fn live_state(state: &AdminState) -> Value {
     // A store that does not answer must not keep the page from showing that.
@@ -128,5 +151,7 @@ async fn live_state(state: &AdminState) -> Value {
         "last_reload": config::last(&state.config),
         "breakers": (state.breakers)(),
         "upstream_rejections": state.metrics.upstream_rejections(),
+        "routes": state.dashboard.routes(),
+        "marks": state.dashboard.marks(),
     })
 }

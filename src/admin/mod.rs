@@ -6,7 +6,7 @@
 //! - `audit`: the line in the log for each action by hand.
 //! - `response`: the forms of an answer.
 //! - `health`, `metrics`, `limiters`, `replicas`, `config`, `reload`, `explain`, `events`, `usage`: the endpoints, one file each.
-//! - `dashboard`: what all open pages share; `page.html` is the page.
+//! - `dashboard`: what all open pages share; `hour`: the last hour of the fleet; `routes`: the routes lately; `page.html` is the page.
 //! - `scrape`: the reading that scrapes share.
 //! - `state`: the handles that the endpoints share.
 //!
@@ -21,12 +21,14 @@ mod dashboard;
 mod events;
 mod explain;
 mod health;
+mod hour;
 mod limiters;
 mod metrics;
 mod reload;
 mod replicas;
 mod response;
 mod router;
+mod routes;
 mod scrape;
 mod server;
 mod state;

@@ -20,6 +20,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::audit::PeerAddress;
 use super::connections::{Connections, Spare, Watch, Watched};
+use super::events;
 use super::response::{self, Response};
 use super::router;
 use super::state::AdminState;
@@ -75,7 +76,7 @@ impl Server {
     async fn run(&self) {
         let (mut connections, mut spare) = (Connections::default(), Spare::new());
         let state = &self.connection.state;
-        let sampling = state.dashboard.sample(&state.limiters);
+        let sampling = state.dashboard.sample(|| events::look(state));
         tokio::pin!(sampling);
         loop {
             tokio::select! {

@@ -10,7 +10,7 @@ use prometheus::{
 };
 
 /// Buckets for whole requests and upstream calls, in seconds: from a local answer to a wait of a minute.
-const REQUEST_SECONDS: &[f64] =
+pub const REQUEST_SECONDS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 /// Buckets for waits in a queue, in seconds. The first holds requests that did not wait.
 pub const WAIT_SECONDS: &[f64] =

@@ -27,7 +27,7 @@ pub use handles::{
     StoreOp, StoreResult,
 };
 pub use logging::Logging;
-pub use metrics::WAIT_SECONDS;
+pub use metrics::{REQUEST_SECONDS, WAIT_SECONDS};
 pub use outcome::Outcome;
-pub use registry::Metrics;
+pub use registry::{Metrics, RouteCounts};
 pub use spans::{Part, Spans, Summary, Trace};

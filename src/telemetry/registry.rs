@@ -2,6 +2,7 @@
 //!
 //! The registry is a value, not a global, so two weirs in one process have separate counts.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use prometheus::core::{Collector, Metric, MetricVec, MetricVecBuilder};
@@ -9,7 +10,7 @@ use prometheus::{IntCounter, Registry, TextEncoder};
 
 use super::handles::{
     ClientPermits, ClientRequests, LimiterMetrics, LimiterSeries, LimiterShared, RouteMetrics, RouteShared,
-    StoreMetrics,
+    StoreMetrics, by_bucket,
 };
 use super::metrics::Families;
 
@@ -118,13 +119,32 @@ impl Metrics {
         for family in self.shared.families.upstream_rejections_total.collect() {
             for series in family.get_metric() {
                 let value_of = |name: &str| label_of(series, name).to_owned();
-                // The counter holds integers.
-                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-                let count = series.get_counter().get_value() as u64;
-                rejections.push((value_of("route"), value_of("code"), count));
+                rejections.push((value_of("route"), value_of("code"), count_of(series)));
             }
         }
         rejections
+    }
+
+    /// Returns the counts of every route since the start.
+    pub fn route_counts(&self) -> Vec<RouteCounts> {
+        let families = &self.shared.families;
+        let mut routes: BTreeMap<String, RouteCounts> = BTreeMap::new();
+        for series in
+            families.upstream_duration_seconds.collect().iter().flat_map(|family| family.get_metric())
+        {
+            let counts = of_route(&mut routes, series);
+            counts.upstream = by_bucket(series.get_histogram());
+        }
+        for series in families.requests_total.collect().iter().flat_map(|family| family.get_metric()) {
+            let code = label_of(series, "code").to_owned();
+            *of_route(&mut routes, series).codes.entry(code).or_default() += count_of(series);
+        }
+        for series in
+            families.upstream_rejections_total.collect().iter().flat_map(|family| family.get_metric())
+        {
+            of_route(&mut routes, series).rejected += count_of(series);
+        }
+        routes.into_values().collect()
     }
 
     /// Removes all series of a limiter.
@@ -200,6 +220,36 @@ impl Default for Metrics {
     fn default() -> Metrics {
         Metrics::new()
     }
+}
+
+/// The counts of a route since the start.
+#[derive(Clone, Default, PartialEq, Debug)]
+pub struct RouteCounts {
+    /// The route; empty for requests that matched none.
+    pub route: String,
+    /// Requests by status code.
+    pub codes: BTreeMap<String, u64>,
+    /// Answers of the upstream by how long they took: one count for each of [`REQUEST_SECONDS`](super::metrics::REQUEST_SECONDS), and one beyond.
+    pub upstream: Vec<u64>,
+    /// Requests that the upstream rejected.
+    pub rejected: u64,
+}
+
+/// Returns the counts of the route of a series.
+fn of_route<'a>(
+    routes: &'a mut BTreeMap<String, RouteCounts>,
+    series: &prometheus::proto::Metric,
+) -> &'a mut RouteCounts {
+    let route = label_of(series, "route");
+    routes
+        .entry(route.to_owned())
+        .or_insert_with(|| RouteCounts { route: route.to_owned(), ..RouteCounts::default() })
+}
+
+/// Returns the value of a counter, which holds integers.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn count_of(series: &prometheus::proto::Metric) -> u64 {
+    series.get_counter().get_value() as u64
 }
 
 /// Returns the value of a label, or the empty string if the series has no such label.

@@ -33,3 +33,4 @@ pub use self::ledger::Batch;
 pub use self::period::{Per, Period};
 pub use self::store::{KEPT_FOR, MemoryUsage, Record, Stamp, Told, UsageError, UsageStore};
 pub use self::tally::{Cell, Usage};
+pub use self::waits::quantiles;

@@ -42,7 +42,7 @@ impl Waits {
 
 /// Returns the quantiles of all these counts, between the bounds in proportion; `None` without requests. What is within the first bound
 /// did not wait, and what is beyond the last one waited at least so long.
-pub(super) fn quantiles<'a>(bounds: &[f64], counts: impl Iterator<Item = &'a [u64]>) -> Option<[f64; 3]> {
+pub fn quantiles<'a>(bounds: &[f64], counts: impl Iterator<Item = &'a [u64]>) -> Option<[f64; 3]> {
     let mut sums = vec![0_u64; bounds.len() + 1];
     counts.for_each(|counts| sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count));
     let all: u64 = sums.iter().sum();

@@ -184,17 +184,48 @@ async fn it_asks_for_the_token_and_reports_a_wrong_one() {
 
 #[tokio::test]
 #[ignore = "needs chromium: scripts/dashboard"]
-async fn the_line_has_no_spike_where_two_counts_are_close_together() {
+async fn its_charts_show_use_and_limit_marks_clients_and_routes() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let weir = Weir::start(&one_limiter("memory", "{limits: [3/1h]}", &upstream)).await;
-    let mut page = Page::open(&weir.admin("/"), WIDE).await;
-    page.shows(&["3 left of 3"]).await;
-    let counts = "[[0, 0], [5000, 50], [10000, 100], [10010, 103], [9990, 100], [12010, 120]]";
-    let script = format!(
-        "{counts}.forEach(([at, granted]) => note('x', {{ at, granted, refused: 0 }})); \
-         lines.get('x').map((point) => point.at).join()"
-    );
-    assert_eq!(page.value(&script).await, "0,5000,10010,12010");
-    page.close().await;
+    let weir =
+        Weir::start(&one_limiter("memory", "{limits: [40/1h, 20/1s], queue: {timeout: 5s}}", &upstream))
+            .await;
+    for _ in 0..30 {
+        assert_eq!(weir.get("/").await.status, 200);
+    }
+    for (name, screen) in [("charts", WIDE), ("charts-phone", DARK_PHONE)] {
+        let mut page = Page::open(&weir.admin("/"), screen).await;
+        page.shows(&["10 left of 40", "limit 20/1s", "p50, p95, p99", "each replica enforces its share"])
+            .await;
+        page.shows(&[
+            "The fleet, 1 replica",
+            "Who uses the quota, this hour",
+            "none",
+            "Routes of this replica",
+            "200: ",
+        ])
+        .await;
+        let chart = "document.querySelector('figure[data-chart=use][data-limiter=api]')";
+        let size = format!(
+            "(() => {{ const box = {chart}.querySelector('svg').getBoundingClientRect(); return box.width >= 120 && box.height >= 50; }})()"
+        );
+        assert_eq!(page.value(&size).await, true, "{name}");
+        let label = page.value(&format!("{chart}.getAttribute('aria-label')")).await;
+        assert!(label.as_str().is_some_and(|label| label.contains("api")), "{label}");
+        let line = |of: &str| format!("{chart}.querySelector('{of}').getAttribute('d')");
+        page.until(&format!("{}.includes('L')", line("path.granted"))).await;
+        let limit = page.value(&line("path[data-line=limit]")).await;
+        assert!(limit.as_str().is_some_and(|limit| limit.starts_with('M') && limit.contains('H')), "{limit}");
+        if name == "charts" {
+            assert_eq!(weir.tell_with("/api/limiters/api/pause", "{\"for\": \"10m\"}").await.status, 200);
+        }
+        // The mark outlives the page.
+        page.shows(&["api paused"]).await;
+        page.until(&format!("{chart}.querySelector('path.mark.pause') !== null")).await;
+        page.picture(&Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("target/dashboard/{name}.png")))
+            .await;
+        assert_eq!(page.value(FAINT).await, Value::Array(Vec::new()), "{name}");
+        assert_eq!(page.value("document.documentElement.scrollWidth").await, screen.width, "{name}");
+        assert_eq!(page.close().await, [""; 0], "{name}");
+    }
 }

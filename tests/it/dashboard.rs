@@ -52,16 +52,18 @@ impl Events {
 }
 
 #[tokio::test]
-async fn a_page_gets_the_counts_of_the_last_minutes_and_then_the_state() {
+async fn a_page_gets_the_last_hour_and_then_the_state() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let limiter = "{limits: [3/20s], queue: {timeout: 1m, max_waiting: 7}}";
     let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
     assert_eq!(weir.get("/").await.status, 200);
-    // weir samples the counts every five seconds.
-    eventually("it has been counted", PATIENCE, async || {
+    // weir samples the fleet's figures every five seconds.
+    eventually("it has been sampled", PATIENCE, async || {
         let history = Events::open(&weir, "").await.next("history").await;
-        history.as_array().unwrap().iter().any(|sample| sample["counts"]["api"][0] == 1)
+        let granted = history["limiters"]["api"]["granted"].as_array().cloned().unwrap_or_default();
+        assert!(history["at"].as_array().unwrap().len() >= granted.len());
+        granted.iter().any(|granted| granted.as_f64().is_some_and(|granted| granted > 0.0))
     })
     .await;
     let mut events = Events::open(&weir, "").await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use prometheus::core::Metric as _;
 use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec};
 
-use crate::telemetry::handles::Unpublished;
+use crate::telemetry::handles::{Unpublished, by_bucket};
 use crate::telemetry::metrics::Families;
 
 /// A limiter as the metrics show it.
@@ -171,12 +171,7 @@ impl LimiterMetrics {
 
     /// Returns how many requests waited, by [`WAIT_SECONDS`], and beyond the last bound.
     pub fn wait_counts(&self) -> Vec<u64> {
-        let metric = self.shared.wait.metric();
-        let buckets = metric.get_histogram().get_bucket();
-        let mut before = 0;
-        let bounded = buckets.iter().map(|bucket| bucket.cumulative_count());
-        let all = bounded.chain([metric.get_histogram().get_sample_count()]);
-        all.map(|count| count - std::mem::replace(&mut before, count).min(count)).collect()
+        by_bucket(self.shared.wait.metric().get_histogram())
     }
 
     /// Records the time from a permit's slot to its use.

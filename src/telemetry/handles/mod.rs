@@ -16,6 +16,14 @@ pub use route::RouteMetrics;
 pub(super) use route::RouteShared;
 pub use store::{StoreMetrics, StoreOp, StoreResult};
 
+/// Returns the counts of a histogram's buckets, and of what is beyond the last bound.
+pub(in crate::telemetry) fn by_bucket(histogram: &prometheus::proto::Histogram) -> Vec<u64> {
+    let mut before = 0;
+    let bounded = histogram.get_bucket().iter().map(|bucket| bucket.cumulative_count());
+    let all = bounded.chain([histogram.get_sample_count()]);
+    all.map(|count| count - std::mem::replace(&mut before, count).min(count)).collect()
+}
+
 /// Series that appear in `/metrics` when the handle is published or first used, not when it is created.
 ///
 /// A reload creates handles while it is prepared, and a reload that fails must leave no series behind.
