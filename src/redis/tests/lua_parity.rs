@@ -216,6 +216,17 @@ impl Model {
         }
     }
 
+    /// Returns the permits that are booked ahead in a state, or may come to lie ahead where a pause moves them: those that nobody holds
+    /// any more, too.
+    fn ahead(&self) -> u64 {
+        let longest_cell = Micros(400_000);
+        let permits = |state: &LimiterState| {
+            let entries = state.timeline().entries().iter();
+            entries.filter(|entry| entry.at + longest_cell >= self.now).map(|entry| entry.permits).sum()
+        };
+        self.states.iter().map(permits).max().unwrap_or_default()
+    }
+
     pub(super) fn reserve(&mut self, count: usize, call: &Call) -> Answer {
         let mut order = self.orders.remove(&count).unwrap_or_default();
         let mut states: Vec<_> = self
@@ -310,7 +321,8 @@ fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
                 let slot = |ago: u64| model.now - Micros(ago);
                 // What others used of a bucket is booked, and may be more than a change moves at once.
                 let of = &model.limiter_refs[*limiter_ref].rules[0];
-                let remaining = remaining.filter(|_| of.has_windows() || of.capacity() <= HELD_MAX);
+                let left = HELD_MAX.saturating_sub(model.ahead());
+                let remaining = remaining.filter(|_| of.has_windows() || of.capacity() <= left);
                 let remaining = remaining.map(|(permits, per, ago, took)| {
                     (0, Remaining { permits, per: Micros(per), slot: slot(ago), took: Micros(took) })
                 });
@@ -343,11 +355,9 @@ fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
 /// The most permits that a change moves at once: half of what the script does, because of two limiters each permit counts twice.
 const HELD_MAX: u64 = 120;
 
-/// Returns the runs with as many permits as a change moves at once: more are moved by several calls of a script, while the model moves all. Any
-/// slot that is held may come to lie ahead, because one that two changes have voided is booked anew.
+/// Returns the runs with as many permits as a change moves at once: more are moved by several calls of a script, while the model moves all.
 fn asked(model: &Model, runs: &[(u64, u64, u64)]) -> Vec<Run> {
-    let held = model.held.values().flatten().filter(|holding| holding.slot >= model.now);
-    let mut left = HELD_MAX.saturating_sub(held.map(|holding| holding.cost * holding.count).sum());
+    let mut left = HELD_MAX.saturating_sub(model.ahead());
     let mut asked = Vec::new();
     for &(cost, wait, count) in runs.iter().filter(|(cost, ..)| *cost <= HELD_MAX) {
         let count = count.min(left / cost);

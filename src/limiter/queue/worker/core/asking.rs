@@ -230,7 +230,7 @@ impl Worker {
         let replaced: usize = replace.iter().map(|(_, count)| count).sum();
         let mut runs = self.runs(now, &replace, &arrivals);
         // Permits are prefetched only where they can be used at once, and pass nobody.
-        let lead = self.lead(around, &replace, arrivals.len());
+        let lead = self.lead(around, &replace, &arrivals);
         let is_calm = replace.is_empty() && self.arrivals.list.is_empty() && lead == Micros::ZERO;
         let wanted = self.prefetch_wanted(now).filter(|_| is_calm);
         runs.extend(wanted.map(|(cost, count)| Run { cost: cost.get(), wait_max: Micros::ZERO, count }));
@@ -253,21 +253,22 @@ impl Worker {
 
     /// Returns how far ahead the next call books. Where an answer takes longer than a slot stays good, slots that begin with the call
     /// are late when the answer comes, and so are those of a burst when it is sent. A request whose wait ends before takes what comes, as
-    /// where nobody may wait.
-    fn lead(&self, around: &Around, replace: &[(Permits, usize)], arrivals: usize) -> Micros {
+    /// where nobody may wait; but one whose slot came too late waits for another in any case.
+    fn lead(&self, around: &Around, replace: &[(Permits, usize)], arrivals: &[Arrival]) -> Micros {
         let Around { now, latency, .. } = *around;
         let deadline =
             |(cost, _): &(Permits, usize)| self.cost_queues.get(cost).and_then(CostQueue::last_deadline);
-        let least =
-            replace.iter().filter_map(deadline).min().map_or(Micros(u64::MAX), |deadline| deadline - now);
-        let asked = arrivals + replace.iter().map(|(_, count)| count).sum::<usize>();
-        let all_may_wait = arrivals as u64 <= self.queue_slots_left();
+        let least = replace.iter().filter_map(deadline).min();
+        let least = least.map_or(Micros(u64::MAX), |deadline| (deadline - now) + DEADLINE_SLACK);
+        let asked = arrivals.len() + replace.iter().map(|(_, count)| count).sum::<usize>();
+        let all_may_wait = arrivals.len() as u64 <= self.queue_slots_left();
         let burst =
             if all_may_wait { self.calls.bursts.lead(asked.min(self.at_once())) } else { Micros::ZERO };
         let slow = if latency > self.limits.guard { latency } else { Micros::ZERO };
         let lead = slow.max(burst);
-        let may_wait = self.limits.max_waiting > 0 && lead <= least;
-        if may_wait { lead } else { Micros::ZERO }
+        let is_none_refused =
+            self.limits.max_waiting > 0 || arrivals.iter().all(|arrival| arrival.deadline <= now);
+        if lead <= least && is_none_refused { lead } else { Micros::ZERO }
     }
 
     /// Returns how many permits the limits grant at one instant.

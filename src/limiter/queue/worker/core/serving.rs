@@ -152,6 +152,8 @@ impl Worker {
             let clock = around.clock_of(slot.source);
             let is_late = slot.is_late(&clock, now, self.limits.guard);
             if is_late && (first.holder.late < LATE_MAX || !is_first_late) {
+                // Another slot comes no sooner than an answer.
+                first.holder.deadline = first.holder.deadline.max(now + around.latency);
                 first.holder.late += u8::from(is_first_late);
                 is_first_late = false;
                 out.push(Action::CountLate(slot.lateness(&clock, now)));

@@ -1,8 +1,9 @@
 //! A slot that comes too late, and its request.
 
 use super::{
-    Action, Back, Driven, Event, Link, OnStoreFailure, Refusal, RequestId, START, Unusable, after, arrival,
-    booked, booked_locally, is_booking, is_granted, locally_booked, refusal, shown,
+    Action, Around, Back, Driven, Event, Limits, Link, OnStoreFailure, Refusal, RequestId, SECOND, START,
+    Unusable, Worker, after, around, arrival, booked, booked_locally, is_booking, is_granted, limits,
+    locally_booked, refusal, shown,
 };
 use crate::clock::Micros;
 use crate::limiter::model::{Call, Permits};
@@ -169,4 +170,25 @@ fn a_late_slot_books_no_more_of_a_long_queue_anew_than_a_call_may_move() {
     assert_eq!((call.give_back.len(), wanted), (120, 120), "{call:?}");
     assert!(call.give_back.is_sorted_by_key(|holding| holding.slot));
     assert_eq!(call.give_back[0].slot, shown(after(1000)));
+}
+
+#[test]
+fn a_request_without_a_queue_is_booked_ahead_where_a_slot_would_be_late_when_the_answer_comes() {
+    let limits = Limits { max_waiting: 0, ..limits(10, 0, OnStoreFailure::Local) };
+    let mut core = Driven(Worker::new(limits, SECOND, START));
+    let mut on = |now, events| {
+        let mut out = Vec::new();
+        core.0.on(events, &Around { latency: Micros::from_millis(54), ..around(now) }, &mut out);
+        out
+    };
+    assert!(is_booking(&on(START, vec![arrival(0, START, 0)])));
+    let actions = on(after(54), vec![booked(after(27), &[shown(after(27))])]);
+    let call =
+        actions.iter().find_map(|action| if let Action::Book(call) = action { Some(call) } else { None });
+    let Some(Call { lead, runs, .. }) = call.map(|call| &**call) else { panic!("{actions:?}") };
+    assert!(*lead == Micros::from_millis(54) && runs[0].wait_max >= *lead, "{actions:?}");
+    // It is carried out 27 ms later.
+    let actions = on(after(108), vec![booked(after(81), &[shown(after(81 + 54))])]);
+    assert_eq!(refusal(&actions), None);
+    assert!(is_granted(&on(after(136), Vec::new())));
 }
