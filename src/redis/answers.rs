@@ -12,6 +12,7 @@ use crate::limiter::model::call::{Answer, Call, Freed, Generation, Outcome, Retr
 use crate::limiter::model::epoch::{Epoch, Reset};
 use crate::limiter::model::grant_copy::GrantCopy;
 use crate::limiter::model::heartbeat::{HeartbeatAnswer, Member, Reports};
+use crate::limiter::model::line::{Dealt, LineAnswer, LineCall, NotTaken};
 use crate::limiter::model::pause::{Cause, Lasting, Reason};
 use crate::limiter::model::upstream_report::ReportResult;
 use crate::limiter::store::StateView;
@@ -57,12 +58,72 @@ struct ReserveRow {
 /// Returns the answer of `reserve.lua`, if it is one to this call.
 pub(super) fn reserve(value: &Value, limiter_refs: &[LimiterRef], call: &Call) -> Option<Answer> {
     let row: ReserveRow = unpack(value)?;
-    let epoch = Epoch::from(row.epoch);
-    let mut answer = Answer { now: epoch.now, epoch, last: Micros(row.last), ..Answer::default() };
-    if row.limiters.len() != limiter_refs.len() {
+    let mut answer = of_limiters(row.epoch, row.limiters, limiter_refs)?;
+    answer.last = Micros(row.last);
+    let (at, permits) = row.freed;
+    answer.freed = (permits > 0).then_some(Freed { at: Micros(at), permits });
+    if answer.epoch.settles_until.is_some() {
+        return (row.rescheduled.is_empty() && row.outcomes.is_empty()).then_some(answer);
+    }
+    let slot = |(count, at)| (count, (at > 0).then_some(Micros(at)));
+    answer.rescheduled = row.rescheduled.into_iter().map(slot).collect();
+    answer.outcomes =
+        row.outcomes.iter().map(|row| outcome(row, &answer.available)).collect::<Option<_>>()?;
+    is_of(&answer, call).then_some(answer)
+}
+
+#[derive(Deserialize)]
+struct DealRow {
+    epoch: EpochRow,
+    limiters: Vec<LimiterRow>,
+    last: u64,
+    deal: u64,
+    again: u64,
+    dealt: Vec<(u64, u64, u64, Vec<u64>)>,
+    not_taken: Vec<Vec<u64>>,
+    before: Vec<u64>,
+}
+
+/// Returns the answer of `deal.lua`, if it is one to this call.
+pub(super) fn deal(value: &Value, limiter_refs: &[LimiterRef], line: &LineCall) -> Option<Answer> {
+    let row: DealRow = unpack(value)?;
+    let mut answer = of_limiters(row.epoch, row.limiters, limiter_refs)?;
+    answer.last = Micros(row.last);
+    let not_taken = row.not_taken.iter().map(|row| not_taken(row, line, &answer.available));
+    let fits = |costs: &[u64]| costs.len() == limiter_refs.len();
+    let line = LineAnswer {
+        deal: row.deal,
+        again: Micros(row.again),
+        not_taken: not_taken.collect::<Option<_>>()?,
+        dealt: row
+            .dealt
+            .into_iter()
+            .map(|(flow, slot, count, costs)| {
+                fits(&costs).then_some(Dealt { flow, slot: Micros(slot), count, costs })
+            })
+            .collect::<Option<_>>()?,
+        before: row.before,
+    };
+    answer.line = Some(Box::new(line));
+    Some(answer)
+}
+
+fn not_taken(row: &[u64], line: &LineCall, available: &[Vec<u64>]) -> Option<NotTaken> {
+    let [want, group, rest @ ..] = row else { return None };
+    let (want, group) = (usize::try_from(*want).ok()?, usize::try_from(*group).ok()?);
+    line.wants.get(want)?.waiting.get(group)?;
+    let (count, outcome) = outcome(rest, available)?;
+    Some(NotTaken { want, group, count, outcome })
+}
+
+/// Returns an answer that tells of the epoch and the limiters.
+fn of_limiters(epoch: EpochRow, rows: Vec<LimiterRow>, limiter_refs: &[LimiterRef]) -> Option<Answer> {
+    let epoch = Epoch::from(epoch);
+    let mut answer = Answer { now: epoch.now, epoch, ..Answer::default() };
+    if rows.len() != limiter_refs.len() {
         return None;
     }
-    for (limiter, limiter_ref) in row.limiters.into_iter().zip(limiter_refs) {
+    for (limiter, limiter_ref) in rows.into_iter().zip(limiter_refs) {
         if limiter.available.len() != limiter_ref.rules.len() {
             return None;
         }
@@ -72,16 +133,7 @@ pub(super) fn reserve(value: &Value, limiter_refs: &[LimiterRef], call: &Call) -
         answer.paused.push(Micros(paused_until));
         answer.is_disputed |= is_disputed > 0;
     }
-    let (at, permits) = row.freed;
-    answer.freed = (permits > 0).then_some(Freed { at: Micros(at), permits });
-    if epoch.settles_until.is_some() {
-        return (row.rescheduled.is_empty() && row.outcomes.is_empty()).then_some(answer);
-    }
-    let slot = |(count, at)| (count, (at > 0).then_some(Micros(at)));
-    answer.rescheduled = row.rescheduled.into_iter().map(slot).collect();
-    answer.outcomes =
-        row.outcomes.iter().map(|row| outcome(row, &answer.available)).collect::<Option<_>>()?;
-    is_of(&answer, call).then_some(answer)
+    Some(answer)
 }
 
 /// Returns true if an answer accounts for every rescheduled permit of the call, or for none because bookings are still being moved, and

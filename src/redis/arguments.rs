@@ -11,6 +11,7 @@ use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::grant_copy::CopyExchange;
 use crate::limiter::model::heartbeat::{Heartbeat, Member};
+use crate::limiter::model::line::{LineCall, Waiting};
 use crate::limiter::model::pause::{PAUSE_MAX, PauseByHand, PauseRequest};
 use crate::limiter::model::upstream_report::{Remaining, UpstreamReport};
 use crate::limiter::model::write_back::{Unknown, WriteBack};
@@ -127,10 +128,6 @@ pub(super) fn reserve(
     keys.push(keys::queue(prefix, limiter_refs, is_cluster));
     keys.push(context.epoch.to_owned());
     keys.extend(context.rest(limiter_refs));
-    let callers = limiter_refs.iter().enumerate().flat_map(|(index, limiter_ref)| {
-        let generation = call.generations.get(index).copied().unwrap_or_default();
-        [Mixed::Text(limiter_ref.rules_text()), Mixed::Number(generation)]
-    });
     let holding = |holding: &Holding| [holding.slot.0, holding.cost, holding.count];
     let run = |run: &Run| [run.cost, run.wait_max.0, run.count];
     let values = Reserve {
@@ -142,7 +139,7 @@ pub(super) fn reserve(
         run: context.run,
         settle: context.settle.0,
         channel: context.channel,
-        callers: callers.collect(),
+        callers: callers(limiter_refs, call),
         given_back: call.give_back.iter().flat_map(holding).collect(),
         reschedule: call.reschedule.iter().flat_map(holding).collect(),
         reschedule_wait: call.reschedule_wait.0,
@@ -154,6 +151,85 @@ pub(super) fn reserve(
         refusal_budget: call.refusal_budget,
     };
     Arguments::new(keys, &values)
+}
+
+/// One row of a list of slots that are not needed: flow, class, slot, count, costs.
+#[derive(Serialize)]
+struct UnusedRow<'a>(u64, u64, u64, u64, &'a [u64]);
+
+/// One row of a list of requests without a slot: flow, class, weight, costs, groups, those that have left.
+#[derive(Serialize)]
+struct WantRow<'a>(u64, u64, u64, &'a [u64], Vec<u64>, Vec<u64>);
+
+#[derive(Serialize)]
+struct Deal<'a> {
+    given_now: u64,
+    lease: u64,
+    replica: u64,
+    call: u64,
+    known_epoch: u64,
+    run: &'a str,
+    settle: u64,
+    callers: Vec<Mixed>,
+    ceilings: u64,
+    ahead: u64,
+    known: u64,
+    begins: bool,
+    places: Vec<u64>,
+    unused: Vec<UnusedRow<'a>>,
+    wants: Vec<WantRow<'a>>,
+    refusal_budget: u64,
+}
+
+/// Returns the arguments of `deal.lua`. `number` is the call's among those of the replica; zero: it is never repeated.
+pub(super) fn deal(
+    context: &Context<'_>,
+    limiter_refs: &[LimiterRef],
+    (call, line): (&Call, &LineCall),
+    number: u64,
+) -> Arguments {
+    let Context { prefix, is_cluster, .. } = *context;
+    let state = |one| keys::limiter(prefix, one, is_cluster);
+    let mut keys: Vec<String> = limiter_refs.iter().map(state).collect();
+    keys.push(keys::line(prefix, limiter_refs, is_cluster));
+    keys.push(context.epoch.to_owned());
+    keys.extend(context.rest(limiter_refs));
+    let group = |of: &Waiting| [of.oldest.0, of.newest.0, of.wait_max.0, of.count];
+    let wants = line.wants.iter().map(|of| {
+        let groups = of.waiting.iter().flat_map(group).collect();
+        let left = of.left.iter().flat_map(|(ago, count)| [ago.0, *count]).collect();
+        WantRow(of.flow, of.class as u64, of.weight, &of.costs, groups, left)
+    });
+    let unused =
+        line.unused.iter().map(|of| UnusedRow(of.flow, of.class as u64, of.slot.0, of.count, &of.costs));
+    let values = Deal {
+        given_now: context.now.0,
+        lease: context.lease.0,
+        replica: call.replica,
+        call: number,
+        known_epoch: call.epoch,
+        run: context.run,
+        settle: context.settle.0,
+        callers: callers(limiter_refs, call),
+        ceilings: line.ceilings as u64,
+        ahead: line.ahead.0,
+        known: line.known,
+        begins: line.begins,
+        places: line.places.to_vec(),
+        unused: unused.collect(),
+        wants: wants.collect(),
+        refusal_budget: call.refusal_budget,
+    };
+    Arguments::new(keys, &values)
+}
+
+/// Returns each limiter's rules as text, and the generation that the caller knows, by turns.
+fn callers(limiter_refs: &[LimiterRef], call: &Call) -> Vec<Mixed> {
+    let callers = limiter_refs.iter().enumerate().flat_map(|(index, limiter_ref)| {
+        let generation = call.generations.get(index).copied().unwrap_or_default();
+        [Mixed::Text(limiter_ref.rules_text()), Mixed::Number(generation)]
+    });
+    callers.collect()
 }
 
 #[derive(Serialize)]

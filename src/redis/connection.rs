@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout};
 use crate::clock::Micros;
 use crate::config::model::{self, Confirm};
 use crate::entropy::Entropy;
+use crate::limiter::model::call::Call;
 use crate::limiter::model::heartbeat::Heartbeat;
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::store::StoreError;
@@ -82,6 +83,11 @@ impl StoreConnection {
             StoreOp::Usage => &scripts.usage,
             StoreOp::Figures => &scripts.figures,
         }
+    }
+
+    /// Returns the script of a call for a queue.
+    pub(super) fn script_of(&self, call: &Call) -> &Script {
+        if call.line.is_some() { &self.scripts.deal } else { &self.scripts.reserve }
     }
 }
 

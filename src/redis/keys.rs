@@ -28,9 +28,21 @@ pub(super) fn limiter_of(key: &str) -> Option<(LimiterName, Option<Partition>)> 
 
 /// Returns the key of the order of the queue that takes all of `limiter_refs` at once.
 pub(super) fn queue(prefix: &str, limiter_refs: &[LimiterRef], is_cluster: bool) -> String {
+    let (group, states) = together(limiter_refs, is_cluster);
+    format!("{prefix}:{{{group}}}:v2:queue:{states}")
+}
+
+/// Returns the key of the line of the queue that takes all of `limiter_refs` at once.
+pub(super) fn line(prefix: &str, limiter_refs: &[LimiterRef], is_cluster: bool) -> String {
+    let (group, states) = together(limiter_refs, is_cluster);
+    format!("{prefix}:{{{group}}}:v2:line:{states}")
+}
+
+/// Returns the group of limiters that are taken together, and their states.
+fn together(limiter_refs: &[LimiterRef], is_cluster: bool) -> (&str, String) {
     let group = limiter_refs.first().map_or("", |limiter_ref| group_of(limiter_ref, is_cluster));
     let states: Vec<String> = limiter_refs.iter().map(state).collect();
-    format!("{prefix}:{{{group}}}:v2:queue:{}", states.join("+"))
+    (group, states.join("+"))
 }
 
 /// Returns the end of the key of a state: `NAME`, or `NAME:PARTITION`.

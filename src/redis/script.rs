@@ -51,6 +51,7 @@ pub(super) struct Script {
 /// All scripts.
 pub(super) struct Scripts {
     pub(super) reserve: Script,
+    pub(super) deal: Script,
     pub(super) inspect: Script,
     pub(super) heartbeat: Script,
     pub(super) write_back: Script,
@@ -69,6 +70,7 @@ impl Scripts {
         let state = |name, rest: &[&[&str]]| Script::new(name, &[&[KEYS], STATE, rest].concat().concat());
         Scripts {
             reserve: state("reserve", &[SEARCH, &[lua!("queue_order"), lua!("scripts/reserve")]]),
+            deal: state("deal", &[SEARCH, &[lua!("queue_order"), lua!("line"), lua!("scripts/deal")]]),
             inspect: state("inspect", &[&[lua!("scripts/inspect")]]),
             heartbeat: key("heartbeat", lua!("scripts/heartbeat")),
             write_back: state("write_back", &[SEARCH, &[lua!("scripts/write_back")]]),
@@ -86,9 +88,10 @@ impl Scripts {
     }
 
     /// Returns every script.
-    pub(super) fn all(&self) -> [&Script; 11] {
+    pub(super) fn all(&self) -> [&Script; 12] {
         let Scripts {
             reserve,
+            deal,
             inspect,
             heartbeat,
             write_back,
@@ -102,6 +105,7 @@ impl Scripts {
         } = self;
         [
             reserve,
+            deal,
             inspect,
             heartbeat,
             write_back,

@@ -130,17 +130,26 @@ impl Store for RedisStore {
             let (Some(first), true) = (limiter_refs.first(), connection.part.keys.is_some()) else {
                 return Err(NO_PART.into());
             };
-            let requests: u64 = call.runs.iter().map(|run| run.count).sum();
+            let runs = call.runs.iter().map(|run| run.count);
+            let groups = call.line.iter().flat_map(|line| &line.wants).flat_map(|want| &want.waiting);
+            let requests: u64 = runs.chain(groups.map(|group| group.count)).sum();
             connection.shared.metrics.batch_size(usize::try_from(requests).unwrap_or(usize::MAX));
             let number = connection.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
             let (limiter_refs, call) = (limiter_refs.clone(), call.clone());
             let decode = {
                 let (limiter_refs, call) = (limiter_refs.clone(), call.clone());
-                move |value: &Value| answers::reserve(value, &limiter_refs, &call)
+                move |value: &Value| match &call.line {
+                    Some(line) => answers::deal(value, &limiter_refs, line),
+                    None => answers::reserve(value, &limiter_refs, &call),
+                }
             };
             let command = move |run: &str| {
-                let arguments = arguments::reserve(&connection.context(run), &limiter_refs, &call, number);
-                connection.shared.script(StoreOp::Reserve).command(&arguments)
+                let context = connection.context(run);
+                let arguments = match &call.line {
+                    Some(line) => arguments::deal(&context, &limiter_refs, (&call, line), number),
+                    None => arguments::reserve(&context, &limiter_refs, &call, number),
+                };
+                connection.shared.script_of(&call).command(&arguments)
             };
             match self.connection.call_on(StoreOp::Reserve, first.name.clone(), command).await {
                 Ok(value) => decode(&value).ok_or(StoreError::Malformed("reserve").into()),

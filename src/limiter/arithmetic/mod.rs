@@ -7,14 +7,18 @@
 
 pub mod algorithm;
 pub mod cell;
+pub mod deal;
 pub mod declared;
 pub mod external_usage;
 pub mod limiter_ref;
+pub mod line;
 pub mod pause;
+mod prospects;
 pub mod queue_order;
 pub mod quota;
 pub mod reschedule;
 pub mod reserve;
+mod room;
 pub mod rule;
 pub mod search;
 pub mod share;

@@ -113,6 +113,16 @@ impl QueueOrder {
         searched && cost > 1 && slot > self.freed_at
     }
 
+    /// Counts permits that were booked, where another keeps the order.
+    pub(in crate::limiter) fn used(&mut self, permits: u64) {
+        self.booked += permits;
+    }
+
+    /// Counts such permits that were given back.
+    pub(in crate::limiter) fn not_used(&mut self, permits: u64) {
+        self.booked = self.booked.saturating_sub(permits);
+    }
+
     /// Returns the instant to advise to the first of some refused requests, and whether each further one is advised a later one.
     ///
     /// The callers of a crowd are advised successive instants, at the pace at which permits come, so that those who obey do not

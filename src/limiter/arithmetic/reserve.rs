@@ -56,6 +56,7 @@ pub fn reserve(
         freed: order.freed(),
         rescheduled,
         outcomes,
+        line: None,
     }
 }
 

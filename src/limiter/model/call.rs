@@ -2,6 +2,8 @@
 
 use crate::clock::Micros;
 use crate::limiter::model::epoch::Epoch;
+use crate::limiter::model::line::{LineAnswer, LineCall};
+pub use crate::limiter::model::outcome::{Outcome, RetryDelay, Violated};
 
 /// Permits held at one slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,6 +55,8 @@ pub struct Call {
     pub queue_slots_left: u64,
     /// How many further requests like the first refused one that is spread the caller may refuse without asking.
     pub refusal_budget: u64,
+    /// The requests of a line. Then there are no runs, and nothing is rescheduled.
+    pub line: Option<Box<LineCall>>,
 }
 
 impl Call {
@@ -60,42 +64,6 @@ impl Call {
     pub fn is_new(&self, run: usize) -> bool {
         run >= self.replaced && run + self.prefetched < self.runs.len()
     }
-}
-
-/// The limit that refused: the limiter's place in the call, the limit's place in the limiter.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Violated {
-    /// The limiter.
-    pub limiter: usize,
-    /// The limit.
-    pub limit: usize,
-}
-
-/// The result for some requests of a call.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
-    /// Booked at this instant of the store's clock.
-    Booked(Micros),
-    /// Nothing booked: the earliest slot is further away than the wait.
-    TooFar(RetryDelay),
-    /// Nothing booked: the queue is full.
-    Full(RetryDelay),
-}
-
-/// The delay of a slot that was not booked.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct RetryDelay {
-    /// The true delay.
-    pub delay: Micros,
-    /// The delay that the first refused request is advised.
-    pub advised: Micros,
-    /// True if each further request is advised `Rule::spacing` more, up to `Rule::spread_max` behind the true delay, so that not all
-    /// come back at one instant; false if all are advised the same.
-    pub is_spread: bool,
-    /// The limit that stood in the way.
-    pub violated: Violated,
-    /// The permits of that limit that could be used at once.
-    pub available: u64,
 }
 
 /// The answer to a [`Call`].
@@ -123,6 +91,8 @@ pub struct Answer {
     /// The results of the requests, in order, as counts. A store that would be kept from others for too long leaves the last ones
     /// without: they come again with the next call.
     pub outcomes: Vec<(u64, Outcome)>,
+    /// The answer of the line, if the call was for one.
+    pub line: Option<Box<LineAnswer>>,
 }
 
 /// A change of the limits, as a caller must know it.

@@ -11,6 +11,8 @@ pub mod generations;
 pub mod grant_copy;
 pub mod heartbeat;
 pub mod limit;
+pub mod line;
+pub mod outcome;
 pub mod partition;
 pub mod pause;
 pub mod refusal;
@@ -19,7 +21,7 @@ pub mod upstream_report;
 pub mod write_back;
 
 pub use calendar_windows::{CalendarWindows, Period, Stretch, window_of};
-pub use call::{Answer, Call, Freed, Generation, Holding, Outcome, RetryDelay, Run, Violated};
+pub use call::{Answer, Call, Freed, Generation, Holding, Run};
 pub use clock_step::{Step, stepped};
 pub use epoch::{Epoch, Reset};
 pub use generations::{Generations, NO_GENERATION};
@@ -29,6 +31,11 @@ pub use limit::{
     Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Overrides, Partitioned, PausePolicy,
     Permits, QueueLimits, RATE_MAX, Scope,
 };
+pub use line::{
+    CLASSES_MAX, Dealt, FLOW_MIN, FLOWS_MAX, LineAnswer, LineCall, NotTaken, Unused, WEIGHT_MAX, Waiting,
+    Want,
+};
+pub use outcome::{Outcome, RetryDelay, Violated};
 pub use partition::Partition;
 pub use pause::{Cause, Lasting, PAUSE_MAX, PauseByHand, PauseRequest, PauseStretch, Reason};
 pub use refusal::Refusal;

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use crate::clock::{Clock, Micros};
+use crate::limiter::arithmetic::deal::deal;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::arithmetic::line::Line;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::{report_upstream, reserve};
 use crate::limiter::arithmetic::rule::Rule;
@@ -39,6 +41,7 @@ struct Contents {
     /// The number of states of each limiter.
     counts: HashMap<LimiterName, u32>,
     queues: Expiring<Vec<StateKey>, QueueOrder>,
+    lines: Expiring<Vec<StateKey>, Line>,
     /// The pauses by hand, set or lifted, ascending. A state follows them when it is used next.
     by_hand: Vec<ByHand>,
 }
@@ -197,7 +200,6 @@ impl Contents {
     fn reserve(&mut self, now: Micros, limiter_refs: &[LimiterRef], call: &Call) -> Answer {
         self.sweep(now);
         let queue: Vec<StateKey> = limiter_refs.iter().map(key).collect();
-        let mut order = self.queues.take(&queue).unwrap_or_default();
         let mut taken: Vec<LimiterState> =
             limiter_refs.iter().map(|limiter_ref| self.take(now, limiter_ref, call.replica)).collect();
         let mut states: Vec<_> = taken
@@ -205,15 +207,25 @@ impl Contents {
             .zip(limiter_refs)
             .map(|(state, limiter_ref)| (state, limiter_ref.rules.clone()))
             .collect();
-        let answer = reserve(now, LEASE, &mut states, &mut order, call);
-        for (key, state) in queue.iter().zip(taken) {
+        let answer = if let Some(asked) = &call.line {
+            let mut line = self.lines.take(&queue).unwrap_or_default();
+            let answer = deal(now, LEASE, &mut states, &mut line, call, asked);
+            let expires = line.expires();
+            self.lines.put(queue.clone(), line, expires);
+            answer
+        } else {
+            let mut order = self.queues.take(&queue).unwrap_or_default();
+            let answer = reserve(now, LEASE, &mut states, &mut order, call);
+            if order.expires() > now {
+                self.queues.put(queue.clone(), order, order.expires());
+            }
+            answer
+        };
+        for (key, state) in queue.into_iter().zip(taken) {
             let expires = state.expires();
             if expires > now {
-                self.put(key.clone(), state, expires);
+                self.put(key, state, expires);
             }
-        }
-        if order.expires() > now {
-            self.queues.put(queue, order, order.expires());
         }
         answer
     }
@@ -247,6 +259,7 @@ impl Contents {
         }
         self.counts.retain(|_, count| *count > 0);
         self.queues.sweep(now, QueueOrder::expires);
+        self.lines.sweep(now, Line::expires);
     }
 
     fn put(&mut self, key: StateKey, state: LimiterState, expires: Micros) {

@@ -4,6 +4,7 @@ mod bursts;
 mod interleavings;
 mod latent_store;
 mod limiter_set;
+mod line;
 mod local_pauses;
 mod modes;
 mod oracle;

@@ -5,6 +5,8 @@ mod data_loss;
 mod doubts;
 mod earlier_layout;
 mod fleet;
+mod line;
+mod line_parity;
 mod long_queues;
 mod lua_parity;
 mod pause_parity;
@@ -97,6 +99,21 @@ impl TestStore {
         let command = self.scripts.reserve.command(&arguments::reserve(context, limiter_refs, call, number));
         let value = command.query(&mut self.connection).unwrap();
         answers::reserve(&value, limiter_refs, call).expect("a well-formed answer")
+    }
+
+    /// Makes a call for a line; the number zero is never repeated.
+    fn deal(
+        &mut self,
+        context: &Context<'_>,
+        limiter_refs: &[LimiterRef],
+        call: &Call,
+        number: u64,
+    ) -> redis::RedisResult<Answer> {
+        let line = call.line.as_ref().expect("a call for a line");
+        let command =
+            self.scripts.deal.command(&arguments::deal(context, limiter_refs, (call, line), number));
+        let value = command.query(&mut self.connection)?;
+        Ok(answers::deal(&value, limiter_refs, line).expect("a well-formed answer"))
     }
 
     fn inspect(&mut self, context: &Context<'_>, limiter_ref: &LimiterRef) -> StateView {

@@ -1,0 +1,491 @@
+-- deal.lua: take in the requests of a line, and deal slots to those who are next, in one step.
+-- Twin of src/limiter/arithmetic/deal.rs. A script and not MULTI/EXEC: a slot depends on what is read in the same step.
+-- KEYS[1..n]   the states of the n limiters that the queue needs, all at once; ceilings come last
+-- KEYS[n + 1]  the line of the queue
+-- KEYS[n + 2]  the epoch
+-- KEYS[n + 3]  the epoch of the earlier layout
+-- KEYS[n + 4]  until when each state lives
+-- KEYS[n + 5]  when bookings of a state were last moved; the states of the n limiters in the earlier layout follow
+-- ARGV[1]      MessagePack values, one after the other; all times in microseconds
+--   given_now         0: this server's clock; anything else is for tests
+--   lease             how long a changed limit leaves its bookings where they are
+--   replica           the calling replica
+--   call              the number of this call among those of the replica; 0: it is never repeated
+--   known_epoch       the latest epoch that the caller knows
+--   run               the server's run as the caller knows it; empty: unknown; `?`: to be found out
+--   settle            how long a new epoch takes to open; 0: there are no epochs
+--   callers           of each limiter, as the caller knows it: its rules as text and the generation, by turns
+--   ceilings          how many of the last limiters are ceilings
+--   ahead             how far ahead of now slots are dealt at most
+--   known             the number of the last deal that the caller has taken in
+--   begins            whether what the line has for the caller is dropped
+--   places            how many more requests of each class may wait
+--   unused            slots that are not needed: { flow, class, slot, count, costs } of each
+--   wants             all requests without a slot: { flow, class, weight, costs, { how long ago the first and the last of a group came, longest
+--                     wait, count, by turns }, { how long ago those came that have left, count, by turns } } of each flow and cost
+--   refusal_budget    how many requests like the first refused one that is spread the caller may refuse without asking
+-- Returns      one MessagePack array:
+--              { { now, epoch, when it opens or 0, last reset or 0, memory },
+--                { { generation, void_from, previous generation, { available permits of each rule }, paused until or 0, 1 if replicas
+--                declare different limits } of each limiter },
+--                the last booked instant or 0, the number of the last deal, when to call again or 0,
+--                { { flow, slot, count, costs } of each slot that was dealt to the caller since the known deal },
+--                { { place of the want, place of the group, count, 1: too far or 2: queue full, delay, advised delay, 1 if each further one is
+--                advised more, limiter, rule } of requests that may not wait },
+--                { how many permits go before the last request of each want } }
+--              A repeated call is answered again and not carried out twice. Requests that it does not know are taken in by the next call.
+-- Atomic:      all keys carry one hash tag, so one cluster slot
+-- Expiry:      every key when nothing in it can matter any more, never earlier
+
+local given_now, lease, replica, call, known_epoch, run, settle, callers, ceilings, ahead, known, begins, places, unused, wants,
+  refusal_budget = cmsgpack.unpack(ARGV[1])
+local books = #callers / 2
+local limiters = books - ceilings
+local line_key, epoch_key, earlier_key, live_key, moved_key = unpack(KEYS, books + 1, books + 5)
+local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS, 1, books + 3))
+if stored[books + 3] then Earlier.open(earlier_key, stored[books + 3], books + 6, 1) end
+
+local epoch = Epoch.open(epoch_key, stored[books + 2], now, known_epoch, run, settle, replica)
+
+-- ---- load ----
+
+local states, own_rules, is_moving = {}, {}, false
+for index = 1, books do
+  states[index] = State.load(KEYS[index], stored[index], now)
+  if settle > 0 and not stored[index] then epoch = Epoch.without_state(epoch, live_key, KEYS[index], now, settle) end
+end
+for index = 1, books do
+  local rules = callers[2 * index - 1]
+  local state = states[index]
+  Open.state(state, KEYS[index], epoch, now, rules, lease, replica)
+  own_rules[index] = Rule.parse_own(rules, state)
+  -- The caller has still to follow the last change.
+  if State.is_pending(state) and callers[2 * index] ~= state.generation then
+    state.rescheduled_until = max(state.rescheduled_until, now + lease)
+  end
+  if state.timeline.moving then
+    Reschedule.go_on(state, now, ceil(Reschedule.MOVING_MAX * index / books))
+    is_moving = is_moving or state.timeline.moving ~= nil
+  end
+end
+-- Behind the beginning of an epoch all replicas have so long to name the requests that wait, of which the oldest go first.
+local GATHERING = 60000
+local opens = epoch.opens
+if #epoch.members > Epoch.SIZE then opens = opens + GATHERING end
+local is_closed = now < opens or is_moving
+
+local line = Line.load(line_key, stored[books + 1], epoch.id)
+Line.forget(line, now, lease)
+local before = Line.caller_of(line, replica)
+local is_repeated = call > 0 and before ~= nil and before[3] == call
+if call > 0 and before and before[3] > call then return redis.error_reply("REPEATED a later call was carried out before") end
+local caller = is_repeated and before or Line.hear(line, now, replica, known, begins, call)
+
+-- Takes the permits of a slot back from every limiter. `generations` are those under which they were dealt.
+local function give_back(slot, count, costs, generation_of)
+  for index = 1, books do
+    if costs[index] > 0 then
+      Reschedule.give_back_at(Reschedule.cursor(states[index], slot, generation_of(index)), costs[index] * count)
+    end
+  end
+end
+
+-- Slots that lie ready and that a change of the limits has voided: their requests have no slot then.
+do
+  local void_from
+  for index = 1, books do
+    local state, generation = states[index], line.generations[index]
+    if generation and generation ~= state.generation then
+      void_from = min(void_from or Rule.SPAN_MAX, generation == state.previous_generation and state.void_from or 0)
+    end
+  end
+  if void_from then
+    local kept = {}
+    for _, slip in ipairs(line.slips) do
+      if slip[6] < void_from then
+        kept[#kept + 1] = slip
+      else
+        give_back(slip[6], slip[7], slip[3], function(index) return line.generations[index] end)
+      end
+    end
+    line.slips = kept
+  end
+end
+
+for class = 1, Line.CLASSES_MAX do
+  local spread = line.spreads[class]
+  if spread.advised > now then
+    QueueOrder.review_spread(spread, now, states)
+  else
+    spread.reviewed, spread.expected, spread.booked, spread.followed = now, 0, 0, 0
+  end
+end
+
+local new = {}
+if not is_repeated then
+  for _, slot in ipairs(unused) do
+    give_back(slot[3], slot[4], slot[5], function(index) return callers[2 * index] end)
+    Line.take_back(line, slot[1], slot[2], slot[4], slot[5])
+  end
+  for index = 1, #wants do new[index] = Line.reconcile(line, now, ahead, replica, wants[index]) end
+end
+
+-- ---- searches ----
+
+local function searches_from(at)
+  local searches = {}
+  for index = 1, books do searches[index] = Search.new(states[index], at) end
+  return searches
+end
+
+-- Moves the searches of the limiters that a request needs to the earliest instant at which all have room. Returns it, for how many
+-- requests, and the limiter and rule that moved the search there last.
+local function earliest(searches, costs)
+  local limiter, limit, at = 1, 1, 0
+  for index = 1, books do
+    if costs[index] > 0 and searches[index].at > at then at = searches[index].at end
+  end
+  while true do
+    local count, has_moved = nil, false
+    for index = 1, books do
+      local cost = costs[index]
+      if cost > 0 then
+        local search = searches[index]
+        if search.at < at then Search.advance(search, at) end
+        local room, limited_by = Search.earliest(search, cost)
+        if limited_by then limiter, limit = index, limited_by end
+        if search.at > at then has_moved, at = true, search.at end
+        local fits = floor(room / cost)
+        if not count or fits < count then count = fits end
+      end
+    end
+    if not has_moved or books == 1 then return at, max(count, 1), limiter, limit end
+  end
+end
+
+-- ---- deal ----
+
+-- The earliest instant at which there is room for who is next; nil if nobody was turned away.
+local next_at
+
+if not is_closed and not is_repeated and line.flows[1] then
+  -- A turn takes that part of what the limits grant within the time that slots are dealt ahead, one permit at least: a call takes some
+  -- tens of turns at any rate, and shares are off by no more than a turn.
+  local TURNS = 32
+  -- The most instants at which one call deals. The rest comes with the next one.
+  local DEALS_MAX = 64
+  -- How long another replica than the caller takes to hear of a slot after it has called.
+  local LEAD_MAX = 30000
+  local till, lead, quantum = now + ahead, min(LEAD_MAX, floor(ahead / 4)), nil
+  for index = 1, limiters do
+    for _, rule in ipairs(states[index].rules) do
+      local granted = floor(ahead * rule.rate / rule.window)
+      quantum = min(quantum or granted, granted)
+    end
+  end
+  quantum = max(floor(quantum / TURNS), 1)
+  local flows, deals_left = line.flows, DEALS_MAX
+  local reaches, is_full, virtuals, heads, classes, tags = {}, {}, { 0, 0, 0, 0 }, {}, {}, {}
+  local searches, stood = searches_from(now), now
+
+  -- Returns the first run of a flow whose replica can use a slot; false if there is none, or a ceiling is in its way.
+  local function head_of(flow)
+    local runs = flow[5]
+    for place = 1, #runs do
+      local run = runs[place]
+      local of = run[1]
+      local reach = reaches[of]
+      if reach == nil then
+        reach = Line.reach(line, of, replica, now, lease, lead)
+        if not reach or reach > till then reach = false end
+        reaches[of] = reach
+      end
+      if reach then
+        for index = limiters + 1, books do
+          if is_full[index] and run[3][index] > 0 then return false end
+        end
+        return place
+      end
+    end
+    return false
+  end
+
+  local size = #flows
+  for index = 1, size do
+    heads[index], classes[index], tags[index] = head_of(flows[index]), flows[index][2] + 1, flows[index][4]
+  end
+
+  -- Returns the flow whose turn it is, the start of the turn, and that of the flow of its class which comes next.
+  local function turn()
+    local found, class, start, second = nil, 9, nil, nil
+    for index = 1, size do
+      if heads[index] and classes[index] <= class then
+        local own, tag, least = classes[index], tags[index], virtuals[classes[index]]
+        if tag < least then tag = least end
+        if own < class then
+          found, class, start, second = index, own, tag, nil
+        elseif tag < start then
+          found, start, second = index, tag, start
+        elseif not second or tag < second then
+          second = tag
+        end
+      end
+    end
+    return found, start, second
+  end
+
+  -- Returns where a request finds room, no earlier than its replica can use it, and for how many; or nil, where it finds room, and the
+  -- ceiling that is in its way, if it is one.
+  local function place(costs, from)
+    while true do
+      for index = limiters + 1, books do
+        if costs[index] > 0 then
+          Search.earliest(searches[index], costs[index])
+          if searches[index].at > till then return nil, searches[index].at, index end
+        end
+      end
+      local at, count = earliest(searches, costs)
+      if at >= from then
+        if at > till then return nil, at end
+        return at, count
+      end
+      for index = 1, books do Search.advance(searches[index], from) end
+      stood = from
+    end
+  end
+
+  while true do
+    local index, start, second = turn()
+    if not index then break end
+    local flow, head = flows[index], heads[index]
+    local row = flow[5][head]
+    local to, origin, costs, most = row[1], row[2], row[3], row[6]
+    local from, price, class = reaches[to], Line.price(costs), flow[2]
+    if stood > from then searches, stood = searches_from(now), now end
+    local few = max(floor(quantum / price), 1)
+    if second then most = min(most, max(floor(Line.permits_of(second - start, flow[3]) / price) + 1, few)) end
+    -- Of several runs of a flow none goes for longer, so that those who came at the same time go together.
+    if flow[5][2] then most = min(most, few) end
+    local left, far, ceiling = most, nil, nil
+    local slips, spread = line.slips, line.spreads[class + 1]
+    while left > 0 and not far do
+      local at, count, by = place(costs, from)
+      if deals_left == 0 then
+        far = now
+      elseif not at then
+        far, ceiling = count, by
+      else
+        count = min(count, left)
+        for book = 1, books do
+          if costs[book] > 0 then Search.charge(searches[book], count * costs[book]) end
+        end
+        spread.booked = spread.booked + count * price
+        local last = slips[#slips]
+        if last and last[6] == at and last[5] == line.deal and Line.is_of(last, to, origin, costs) then
+          last[7] = last[7] + count
+        else
+          slips[#slips + 1] = { to, origin, costs, class, line.deal, at, count }
+        end
+        left, deals_left = left - count, deals_left - 1
+      end
+    end
+    virtuals[class + 1] = start
+    if most > left then
+      tags[index] = start + Line.virtual_of((most - left) * price, flow[3])
+      flow[4] = tags[index]
+      Line.take(flow[5], head, most - left)
+    end
+    if far then
+      next_at = min(next_at or far, far)
+      if not ceiling then break end
+      is_full[ceiling] = true
+      for place = 1, size do heads[place] = head_of(flows[place]) end
+    else
+      heads[index] = head_of(flow)
+    end
+  end
+  Line.settle(line, virtuals)
+end
+
+-- ---- refuse ----
+
+local not_taken, positions, is_cut = {}, {}, false
+
+if not is_repeated and #wants > 0 then
+  local TOO_FAR, QUEUE_FULL = 1, 2
+  -- For how many numbers of requests one call estimates how long they wait. The rest comes with the next one.
+  local ESTIMATES_MAX = 16
+  local estimates_left, refused, sums, alive = ESTIMATES_MAX, { 0, 0, 0, 0 }, nil, {}
+
+  -- Returns how many permits of each limiter the requests of a flow are for, of replicas that are not silent, and the most of them.
+  local function waiting(flow)
+    local sum, runs, most = {}, flow[5], 0
+    for book = 1, books do sum[book] = 0 end
+    for index = 1, #runs do
+      local row = runs[index]
+      if alive[row[1]] == nil then alive[row[1]] = Line.reach(line, row[1], replica, now, lease, 0) ~= nil end
+      if alive[row[1]] then
+        for book = 1, books do sum[book] = sum[book] + row[3][book] * row[6] end
+      end
+    end
+    for book = 1, books do most = max(most, sum[book]) end
+    return sum, most
+  end
+
+  -- Returns how many permits of each limiter go before the last request of a flow but for `behind` permits, and including it.
+  local function before_of(flow, behind)
+    if not sums then
+      sums = {}
+      for _, other in ipairs(line.flows) do
+        local sum, most = waiting(other)
+        sums[other] = { sum, most }
+      end
+    end
+    local ahead_of, own = {}, 0
+    for book = 1, books do
+      ahead_of[book] = max(sums[flow][1][book] - behind, 0)
+      own = max(own, ahead_of[book])
+    end
+    local all, finish, class = own, flow[4] + Line.virtual_of(own, flow[3]), flow[2]
+    for _, other in ipairs(line.flows) do
+      if other ~= flow and other[2] <= class then
+        local sum, most = sums[other][1], sums[other][2]
+        local first = other[2] < class and math.huge or Line.permits_of(max(finish - other[4], 0), other[3])
+        all = all + min(first, most)
+        for book = 1, books do ahead_of[book] = ahead_of[book] + min(first, sum[book]) end
+      end
+    end
+    return ahead_of, all
+  end
+
+  -- Returns how long the request waits behind which so many permits of its flow wait, and the limiter and rule that it waits for.
+  local function estimate(flow, costs, behind)
+    estimates_left = max(estimates_left - 1, 0)
+    local ahead_of, at_once = before_of(flow, behind), {}
+    for book = 1, books do
+      local most = math.huge
+      for _, rule in ipairs(states[book].rules) do most = min(most, rule.capacity) end
+      at_once[book] = costs[book] == 0 and 0 or max(min(ahead_of[book], most), costs[book])
+    end
+    local at, _, limiter, limit = earliest(searches_from(now), at_once)
+    local more = 0
+    for book = 1, books do
+      if costs[book] > 0 and ahead_of[book] > at_once[book] then
+        for place, rule in ipairs(states[book].rules) do
+          local left = State.available(states[book], now, rule)
+          local span = Rule.span_exact(rule, max(ahead_of[book] - max(left, at_once[book]), 0))
+          if span > more then more, limiter, limit = span, book, place end
+        end
+      end
+    end
+    return at - now + more, limiter, limit
+  end
+
+  for index, want in ipairs(wants) do
+    local id, class, _, costs, groups = unpack(want)
+    local all, price, counts = 0, Line.price(costs), new[index]
+    for group = 1, #counts do all = all + counts[group] end
+    local waits = all > 0 and min(all, Line.tickets(line, class, replica, id, costs)) or 0
+    -- The first of them have a slot.
+    local dealt = all - waits
+    local function flow_with()
+      for place = 1, 2 do
+        local flow = line.by_id[place == 1 and id or class]
+        if flow and Line.count_in(flow, replica, id, costs) > 0 then return flow end
+      end
+    end
+    for group = 1, #counts do
+      local left = counts[group] - min(dealt, counts[group])
+      dealt = dealt - counts[group] + left
+      local flow = left > 0 and flow_with()
+      if left > 0 then waits = waits - left end
+      if flow and estimates_left == 0 then
+        is_cut, sums = true, nil
+        Line.remove_last(line, class, left, replica, id, costs)
+      elseif flow then
+        local behind, wait_max = waits * price, groups[4 * group - 1]
+        local delay, limiter, limit = estimate(flow, costs, behind)
+        local fits, is_far = left, delay > wait_max
+        if is_far then
+          -- The first that does not fit.
+          local beyond = left
+          fits = 0
+          while fits + 1 < beyond do
+            local middle = floor((fits + beyond) / 2)
+            local found, by, rule = estimate(flow, costs, behind + (left - middle) * price)
+            if found <= wait_max then fits = middle else beyond, delay, limiter, limit = middle, found, by, rule end
+          end
+        end
+        local taken = min(fits, places[class + 1])
+        places[class + 1] = places[class + 1] - taken
+        local count = left - taken
+        if count > 0 then
+          refused[class + 1] = refused[class + 1] + count
+          if taken < fits or not is_far then delay, limiter, limit = estimate(flow, costs, behind + (count - 1) * price) end
+          Line.remove_last(line, class, count, replica, id, costs)
+          sums = nil
+          local rule = states[limiter].rules[limit]
+          local advised, is_spread =
+            QueueOrder.advise(line.spreads[class + 1], now, now + delay, price, count + refusal_budget, refused[class + 1] > 1, rule)
+          if is_spread then refusal_budget = 0 end
+          local own = Rule.position(own_rules[limiter], rule) or 1
+          not_taken[#not_taken + 1] = {
+            index - 1, group - 1, count, taken < fits and QUEUE_FULL or TOO_FAR, delay, advised - now, is_spread and 1 or 0, limiter - 1, own - 1,
+          }
+        end
+      end
+    end
+    local flow = flow_with()
+    if flow then
+      local _, permits = before_of(flow, 0)
+      positions[index] = permits
+    else
+      positions[index] = 0
+    end
+  end
+end
+
+-- ---- store and answer ----
+
+local again = 0
+for _, flow in ipairs(line.flows) do
+  local runs = flow[5]
+  for index = 1, #runs do
+    if runs[index][1] == replica then again = 1 end
+  end
+  if again > 0 then break end
+end
+if again > 0 then
+  -- A replica calls again within this part of the time that slots are dealt ahead (2/5), if any can be dealt then.
+  local soon = now + floor(ahead * 2 / 5)
+  if is_cut or (next_at and next_at <= now) then
+    again = now
+  elseif is_closed then
+    again = max(opens, now + 1000)
+  else
+    again = next_at and max(soon, next_at - ahead) or soon
+  end
+  caller[2] = again
+end
+local rows, lives_until, last_booked = {}, now, 0
+for index = 1, books do
+  local state, rules, available = states[index], own_rules[index], {}
+  line.generations[index] = state.generation
+  for place = 1, #rules do available[place] = State.available(state, now, rules[place]) end
+  local expires, paused_until = State.expires(state), State.paused_until(state, now)
+  last_booked = max(last_booked, state.timeline.at[state.timeline.size] or 0)
+  if now < epoch.opens and #state.written_back > 0 then expires = max(expires, epoch.opens + Rule.longest_window(state.rules)) end
+  lives_until = max(lives_until, State.keep(KEYS[index], stored[index], state, now, expires, live_key, moved_key, epoch))
+  local is_disputed = #state.declared > 3 and 1 or 0
+  rows[index] = { state.generation, state.void_from, state.previous_generation, available, paused_until, is_disputed }
+end
+local dealt = {}
+for _, slip in ipairs(line.slips) do
+  if slip[1] == replica then dealt[#dealt + 1] = { slip[2], slip[6], slip[7], slip[3] } end
+end
+local answer = cmsgpack.pack({
+  Epoch.answer(epoch, now), rows, last_booked, line.deal, again, dealt, not_taken, positions,
+})
+Line.keep(line_key, stored[books + 1], line, now)
+if settle > 0 then Epoch.keep(epoch_key, epoch, now, lives_until) end
+return answer

@@ -1,0 +1,335 @@
+//! Carries out one call for a line: takes tickets in, deals slots to those who are next, and refuses those who would wait for too long.
+//!
+//! Pure. The lowest class goes first; within a class, start-time fair queueing in turns. No slot lies further ahead than the call says.
+//! What is next and finds no room by then holds up everything behind it, so that a large cost is not passed by small ones for ever;
+//! but where a ceiling alone is in its way, those pass that do not need it. The twin is `lua/scripts/deal.lua`.
+
+use crate::clock::Micros;
+use crate::limiter::arithmetic::line::{Flow, Key, Line, permits_of};
+use crate::limiter::arithmetic::prospects::settle_new;
+use crate::limiter::arithmetic::room::{Room, States, Terms, earliest, searches_from};
+use crate::limiter::arithmetic::search::Search;
+use crate::limiter::model::{Answer, CLASSES_MAX, Call, Dealt, Epoch, LineAnswer, LineCall};
+
+/// A turn takes that part of what the limits grant within the time that slots are dealt ahead, one permit at least: a call takes some
+/// tens of turns at any rate, and shares are off by no more than a turn.
+const TURNS: u64 = 32;
+
+/// The most instants at which one call deals. The rest comes with the next one.
+const DEALS_MAX: usize = 64;
+
+/// A replica calls again within this part of the time that slots are dealt ahead (2/5), if any can be dealt then.
+const AGAIN: u64 = 5;
+
+/// Carries out `call` at `now` over a queue's limiters and its line.
+pub fn deal(
+    now: Micros,
+    lease: Micros,
+    states: States<'_, '_>,
+    line: &mut Line,
+    call: &Call,
+    asked: &LineCall,
+) -> Answer {
+    for (index, (state, rules)) in states.iter_mut().enumerate() {
+        state.open(now, rules, lease, call.replica);
+        state.keep_places(call.generations.get(index).copied().unwrap_or_default(), now + lease);
+    }
+    let limiters = states.len().saturating_sub(asked.ceilings);
+    let terms = Terms { now, lease, replica: call.replica, ahead: asked.ahead, limiters };
+    line.forget(now, lease);
+    line.hear(now, call.replica, asked);
+    drop_void(states, line);
+    for spread in &mut line.spreads {
+        spread.review_spread(now, || states.iter().flat_map(|(state, _)| state.rules()));
+    }
+    for unused in &asked.unused {
+        let generation = |index| call.generations.get(index).copied().unwrap_or_default();
+        give_back(states, generation, unused.slot, unused.count, &unused.costs);
+        line.take_back(unused);
+    }
+    let keys: Vec<Key> = asked
+        .wants
+        .iter()
+        .map(|want| Key { replica: call.replica, origin: want.flow, costs: want.costs.clone() })
+        .collect();
+    let wants = keys.iter().zip(&asked.wants);
+    let new: Vec<Vec<u64>> = wants.map(|(key, want)| line.reconcile(now, asked.ahead, key, want)).collect();
+    let next = Dealing::new(terms, states, line).run(states);
+    let (mut line_answer, is_cut) = settle_new(terms, states, line, call, asked, (&keys, new));
+    line_answer.again = call_again(terms, line, if is_cut { Some(now) } else { next });
+    line.generations = states.iter().map(|(state, _)| state.generation().number).collect();
+    answer(terms, states, line, call, line_answer)
+}
+
+/// Returns the answer, with the slots that lie ready for the caller.
+fn answer(
+    terms: Terms,
+    states: States<'_, '_>,
+    line: &Line,
+    call: &Call,
+    mut line_answer: LineAnswer,
+) -> Answer {
+    let Terms { now, .. } = terms;
+    line_answer.deal = line.deal;
+    let own = line.slips.iter().filter(|slip| slip.key.replica == call.replica);
+    line_answer.dealt = own
+        .map(|slip| {
+            let Key { origin, costs, .. } = slip.key.clone();
+            Dealt { flow: origin, slot: slip.slot, count: slip.count, costs }
+        })
+        .collect();
+    Answer {
+        now,
+        epoch: Epoch { now, ..Epoch::default() },
+        generations: states.iter().map(|(state, _)| state.generation()).collect(),
+        available: states.iter().map(|(state, rules)| state.available(now, rules)).collect(),
+        is_disputed: states.iter().any(|(state, _)| state.is_disputed()),
+        paused: states.iter().map(|(state, _)| state.paused_until(now)).collect(),
+        last: states.iter().filter_map(|(state, _)| state.timeline().last()).max().unwrap_or_default(),
+        line: Some(Box::new(line_answer)),
+        ..Answer::default()
+    }
+}
+
+/// Returns when the caller shall call again, and notes it; zero if it has no tickets. `next` is when the line finds room next, if it was
+/// looked for; before that nothing can be dealt.
+fn call_again(terms: Terms, line: &mut Line, next: Option<Micros>) -> Micros {
+    let Terms { now, ahead, replica, .. } = terms;
+    let waits = line.flows.iter().flat_map(|flow| &flow.runs).any(|run| run.key.replica == replica);
+    if !waits {
+        return Micros::ZERO;
+    }
+    let soon = now + Micros(ahead.0 * 2 / AGAIN);
+    let again = match next {
+        Some(next) if next <= now => now,
+        Some(next) => soon.max(next - ahead),
+        None => soon,
+    };
+    line.promise(replica, again);
+    again
+}
+
+/// Takes the permits of a slot back from every limiter.
+fn give_back(
+    states: States<'_, '_>,
+    generation: impl Fn(usize) -> u64,
+    slot: Micros,
+    count: u64,
+    costs: &[u64],
+) {
+    for (index, ((state, _), cost)) in states.iter_mut().zip(costs).enumerate() {
+        if *cost > 0 {
+            let mut cursor = state.cursor(slot, generation(index));
+            state.give_back(&mut cursor, cost * count);
+        }
+    }
+}
+
+/// Takes back the slots that lie ready and that a change of the limits has voided: their requests have no slot then.
+fn drop_void(states: States<'_, '_>, line: &mut Line) {
+    let known = std::mem::take(&mut line.generations);
+    let changed =
+        states.iter().zip(&known).filter(|((state, _), known)| state.generation().number != **known);
+    let void_from = changed.map(|((state, _), known)| {
+        let generation = state.generation();
+        if generation.before == *known { generation.void_from } else { Micros::ZERO }
+    });
+    let Some(void_from) = void_from.min() else { return };
+    let void: Vec<_> = line.slips.extract_if(.., |slip| slip.slot >= void_from).collect();
+    for slip in void {
+        give_back(states, |index| known[index], slip.slot, slip.count, &slip.key.costs);
+    }
+}
+
+/// Why a turn ends.
+#[derive(Clone, Copy)]
+enum TurnEnd {
+    /// All of it was dealt.
+    Full,
+    /// There is no room before this instant, because of this ceiling.
+    BeyondCeiling(usize, Micros),
+    /// There is no room before this instant.
+    Beyond(Micros),
+    /// The call has dealt enough.
+    Enough,
+}
+
+/// Deals slots in the order of the line.
+struct Dealing<'a> {
+    terms: Terms,
+    /// The searches have been moved on to this instant for want of nothing but an answer of a replica.
+    stood: Micros,
+    line: &'a mut Line,
+    /// Each replica that has tickets, with the earliest instant at which it can use a slot, if that is not too far ahead.
+    reach: Vec<(u64, Option<Micros>)>,
+    /// The run of each flow that is next, if the flow may go.
+    heads: Vec<Option<usize>>,
+    /// The limiters that have no room any more as far as slots are dealt.
+    is_full: Vec<bool>,
+    virtuals: [u64; CLASSES_MAX],
+    /// The most permits of a turn.
+    quantum: u64,
+    deals_left: usize,
+}
+
+/// The flow whose turn it is, the start of the turn, and that of the flow of its class which comes next.
+struct Turn {
+    flow: usize,
+    start: u64,
+    next: Option<u64>,
+}
+
+impl<'a> Dealing<'a> {
+    fn new(terms: Terms, states: States<'_, '_>, line: &'a mut Line) -> Dealing<'a> {
+        let rules = states[..terms.limiters].iter().flat_map(|(state, _)| state.rules());
+        let granted = rules.map(|rule| rule.quota().permits_within(terms.ahead)).min().unwrap_or_default();
+        let is_full = vec![false; states.len()];
+        let mut dealing = Dealing {
+            terms,
+            stood: terms.now,
+            line,
+            reach: Vec::new(),
+            heads: Vec::new(),
+            is_full,
+            virtuals: [0; CLASSES_MAX],
+            quantum: (granted / TURNS).max(1),
+            deals_left: DEALS_MAX,
+        };
+        dealing.heads = (0..dealing.line.flows.len()).map(|flow| dealing.head(flow)).collect();
+        dealing
+    }
+
+    /// Returns the first run of a flow whose replica can use a slot; `None` if a ceiling is in its way.
+    fn head(&mut self, flow: usize) -> Option<usize> {
+        let runs = &self.line.flows[flow].runs;
+        for (place, run) in runs.iter().enumerate() {
+            let replica = run.key.replica;
+            let known = self.reach.iter().find(|(known, _)| *known == replica);
+            let reach = known.map(|(_, reach)| *reach).unwrap_or_else(|| {
+                let reach = self.terms.reach(self.line, replica).filter(|at| *at <= self.terms.until());
+                self.reach.push((replica, reach));
+                reach
+            });
+            if reach.is_some() {
+                let is_full = run.key.costs.iter().zip(&self.is_full).any(|(cost, full)| *cost > 0 && *full);
+                return (!is_full).then_some(place);
+            }
+        }
+        None
+    }
+
+    fn turn(&self) -> Option<Turn> {
+        let mut turn: Option<(usize, Turn)> = None;
+        for (place, flow) in self.line.flows.iter().enumerate() {
+            if self.heads[place].is_none() {
+                continue;
+            }
+            let start = flow.tag.max(self.virtuals[flow.class]);
+            match &mut turn {
+                Some((class, first)) if *class == flow.class && start >= first.start => {
+                    first.next = Some(first.next.map_or(start, |next| next.min(start)));
+                }
+                Some((class, first)) if *class == flow.class => {
+                    *first = Turn { flow: place, start, next: Some(first.start) };
+                }
+                Some((class, _)) if *class < flow.class => {}
+                _ => turn = Some((flow.class, Turn { flow: place, start, next: None })),
+            }
+        }
+        turn.map(|(_, turn)| turn)
+    }
+
+    /// Deals until nobody is left who finds room as far as slots are dealt. Returns the earliest instant at which there is room for who is
+    /// next; `None` if nobody was turned away.
+    fn run(mut self, states: States<'_, '_>) -> Option<Micros> {
+        let mut searches = searches_from(states, self.terms.now);
+        let mut next: Option<Micros> = None;
+        while let Some(turn) = self.turn()
+            && let Some(head) = self.heads[turn.flow]
+        {
+            let replica = self.line.flows[turn.flow].runs[head].key.replica;
+            if self.stood > self.reach_of(replica) {
+                (searches, self.stood) = (searches_from(states, self.terms.now), self.terms.now);
+            }
+            let end = self.deal_turn(&mut searches, &turn, head);
+            let at = match end {
+                TurnEnd::Full => {
+                    self.heads[turn.flow] = self.head(turn.flow);
+                    continue;
+                }
+                TurnEnd::BeyondCeiling(_, at) | TurnEnd::Beyond(at) => at,
+                TurnEnd::Enough => self.terms.now,
+            };
+            next = Some(next.map_or(at, |next| next.min(at)));
+            let TurnEnd::BeyondCeiling(ceiling, _) = end else { break };
+            self.is_full[ceiling] = true;
+            self.heads = (0..self.heads.len()).map(|flow| self.head(flow)).collect();
+        }
+        self.line.settle(&self.virtuals);
+        next
+    }
+
+    /// Deals a turn.
+    fn deal_turn(&mut self, searches: &mut [Search<'_>], turn: &Turn, head: usize) -> TurnEnd {
+        let flow = &self.line.flows[turn.flow];
+        let run = &flow.runs[head];
+        let (key, class, from) = (run.key.clone(), flow.class, self.reach_of(run.key.replica));
+        let most = run.count.min(self.most(turn, &key, flow));
+        let (mut left, mut end) = (most, TurnEnd::Full);
+        while left > 0 && matches!(end, TurnEnd::Full) {
+            end = match self.place(searches, &key.costs, from) {
+                _ if self.deals_left == 0 => TurnEnd::Enough,
+                Err(end) => end,
+                Ok(Room { at, count, .. }) => {
+                    let count = count.min(left);
+                    let needed = searches.iter_mut().zip(&key.costs).filter(|(_, cost)| **cost > 0);
+                    needed.for_each(|(search, cost)| search.charge(count * cost));
+                    self.line.slip(&key, class, at, count);
+                    (left, self.deals_left) = (left - count, self.deals_left - 1);
+                    TurnEnd::Full
+                }
+            };
+        }
+        self.virtuals[class] = turn.start;
+        if most > left {
+            self.line.end_turn((turn.flow, head), turn.start, most - left);
+        }
+        end
+    }
+
+    fn reach_of(&self, replica: u64) -> Micros {
+        let known = self.reach.iter().find(|(known, _)| *known == replica);
+        known.and_then(|(_, reach)| *reach).unwrap_or(self.terms.now)
+    }
+
+    /// Returns for how many requests a turn is: until the next flow's turn comes, but a few at least. Of several runs of a flow none goes
+    /// for longer, so that those who came at the same time go together.
+    fn most(&self, turn: &Turn, key: &Key, flow: &Flow) -> u64 {
+        let price = key.price();
+        let few = (self.quantum / price).max(1);
+        let most = match turn.next {
+            Some(next) => few.max(permits_of(next - turn.start, flow.weight) / price + 1),
+            None => u64::MAX,
+        };
+        if flow.runs.len() > 1 { most.min(few) } else { most }
+    }
+
+    /// Returns where a request finds room, no earlier than its replica can use it; or why it finds none.
+    fn place(&mut self, searches: &mut [Search<'_>], costs: &[u64], from: Micros) -> Result<Room, TurnEnd> {
+        let (limiters, until) = (self.terms.limiters, self.terms.until());
+        loop {
+            for (index, cost) in costs.iter().enumerate().skip(limiters).filter(|(_, cost)| **cost > 0) {
+                let found = searches[index].earliest(*cost);
+                if found.at > until {
+                    return Err(TurnEnd::BeyondCeiling(index, found.at));
+                }
+            }
+            let room = earliest(searches, costs);
+            if room.at >= from {
+                return if room.at > until { Err(TurnEnd::Beyond(room.at)) } else { Ok(room) };
+            }
+            searches.iter_mut().for_each(|search| search.advance(from));
+            self.stood = from;
+        }
+    }
+}

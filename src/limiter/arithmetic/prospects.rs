@@ -1,0 +1,207 @@
+//! How long newcomers of a line wait: those who would wait for too long are refused. Pure.
+
+use crate::clock::Micros;
+use crate::limiter::arithmetic::line::{Key, Line, permits_of, virtual_of};
+use crate::limiter::arithmetic::queue_order::Refused;
+use crate::limiter::arithmetic::room::{Room, States, Terms, earliest, searches_from};
+use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::{
+    CLASSES_MAX, Call, LineAnswer, LineCall, NotTaken, Outcome, RetryDelay, Violated,
+};
+
+/// For how many numbers of requests one call estimates how long they wait. The rest comes with the next one.
+const ESTIMATES_MAX: usize = 16;
+
+/// Estimates how long newcomers wait, and refuses those who would wait for too long.
+struct Estimates<'a, 'b, 'c> {
+    terms: Terms,
+    states: States<'b, 'c>,
+    line: &'a mut Line,
+    left: usize,
+}
+
+/// How long a request waits, and the limit that it waits for.
+#[derive(Clone, Copy)]
+struct Estimate {
+    delay: Micros,
+    violated: Violated,
+}
+
+impl Estimates<'_, '_, '_> {
+    /// Returns how many permits of each limiter go before the last request of a flow but for `behind` permits, and including it.
+    fn before(&self, flow: usize, key: &Key, behind: u64) -> (Vec<u64>, u64) {
+        let flows = &self.line.flows;
+        let waiting = |place: usize| {
+            let alive = flows[place].runs.iter().filter(|run| self.is_alive(run.key.replica));
+            let mut sums = vec![0; key.costs.len()];
+            for run in alive {
+                for (sum, cost) in sums.iter_mut().zip(&run.key.costs) {
+                    *sum += cost * run.count;
+                }
+            }
+            sums
+        };
+        let most = |sums: &[u64]| sums.iter().copied().max().unwrap_or_default();
+        let mut before: Vec<u64> = waiting(flow).iter().map(|sum| sum.saturating_sub(behind)).collect();
+        let own = most(&before);
+        let mut all = own;
+        let end = flows[flow].tag + virtual_of(own, flows[flow].weight);
+        for (place, other) in flows.iter().enumerate() {
+            if place == flow || other.class > flows[flow].class {
+                continue;
+            }
+            let sums = waiting(place);
+            let first = if other.class < flows[flow].class {
+                u64::MAX
+            } else {
+                permits_of(end.saturating_sub(other.tag), other.weight)
+            };
+            all += first.min(most(&sums));
+            for (before, sum) in before.iter_mut().zip(sums) {
+                *before += first.min(sum);
+            }
+        }
+        (before, all)
+    }
+
+    fn is_alive(&self, replica: u64) -> bool {
+        self.terms.reach(self.line, replica).is_some()
+    }
+
+    /// Returns how long the last of so many permits of each limiter waits.
+    fn estimate(&mut self, key: &Key, before: &[u64]) -> Estimate {
+        self.left = self.left.saturating_sub(1);
+        let now = self.terms.now;
+        let at_once: Vec<u64> = self
+            .states
+            .iter()
+            .zip(key.costs.iter().zip(before))
+            .map(|((state, _), (cost, before))| {
+                let most = state.rules().iter().map(Rule::capacity).min().unwrap_or(u64::MAX);
+                if *cost == 0 { 0 } else { (*before).min(most).max(*cost) }
+            })
+            .collect();
+        let Room { at, mut violated, .. } = earliest(&mut searches_from(self.states, now), &at_once);
+        let mut more = Micros::ZERO;
+        for (limiter, (state, _)) in self.states.iter().enumerate() {
+            if before[limiter] <= at_once[limiter] || key.costs[limiter] == 0 {
+                continue;
+            }
+            let rules = state.rules();
+            for (limit, (rule, left)) in rules.iter().zip(state.available(now, rules)).enumerate() {
+                let span = rule.quota().span(before[limiter].saturating_sub(left.max(at_once[limiter])));
+                if span > more {
+                    (more, violated) = (span, Violated { limiter, limit });
+                }
+            }
+        }
+        Estimate { delay: (at - now) + more, violated }
+    }
+
+    /// Returns how long the request waits behind which so many permits of its flow wait.
+    fn one(&mut self, flow: usize, key: &Key, behind: u64) -> Estimate {
+        let (before, _) = self.before(flow, key, behind);
+        self.estimate(key, &before)
+    }
+
+    /// Returns what the first of some refused requests is advised.
+    fn advise(&mut self, class: usize, estimate: Estimate, callers: Refused) -> RetryDelay {
+        let Terms { now, .. } = self.terms;
+        let Estimate { delay, violated } = estimate;
+        let (state, rules) = &self.states[violated.limiter];
+        let rule = state.rules().get(violated.limit);
+        let (advised, is_spread) = self.line.spreads[class].advise(now, now + delay, callers, rule);
+        let limit = state.own_limit(violated.limit, rules);
+        let available = state.available(now, rules).get(limit).copied().unwrap_or_default();
+        let violated = Violated { limiter: violated.limiter, limit };
+        RetryDelay { delay, advised: advised - now, is_spread, violated, available }
+    }
+
+    /// Returns how many of the first `count` newcomers, behind which so many permits wait, may wait so long; and the estimate of the first
+    /// that may not.
+    fn fitting(
+        &mut self,
+        flow: usize,
+        key: &Key,
+        (count, behind): (u64, u64),
+        wait_max: Micros,
+    ) -> (u64, Option<Estimate>) {
+        let mut estimate = |place: u64| self.one(flow, key, behind + (count - place) * key.price());
+        let last = estimate(count);
+        if last.delay <= wait_max {
+            return (count, None);
+        }
+        let (mut fits, mut too_far) = (0, (count, last));
+        while fits + 1 < too_far.0 {
+            let middle = (fits + too_far.0) / 2;
+            let found = estimate(middle);
+            if found.delay <= wait_max {
+                fits = middle;
+            } else {
+                too_far = (middle, found);
+            }
+        }
+        (fits, Some(too_far.1))
+    }
+}
+
+/// Refuses the newcomers who would wait for too long, or beyond the places of their class. Returns the answer, and whether some
+/// newcomers were left for the next call.
+pub(in crate::limiter::arithmetic) fn settle_new(
+    terms: Terms,
+    states: States<'_, '_>,
+    line: &mut Line,
+    call: &Call,
+    asked: &LineCall,
+    (keys, new): (&[Key], Vec<Vec<u64>>),
+) -> (LineAnswer, bool) {
+    let (mut answer, mut is_cut) = (LineAnswer::default(), false);
+    let mut places = asked.places;
+    let (mut refused, mut budget) = ([0; CLASSES_MAX], call.refusal_budget);
+    let mut estimates = Estimates { terms, states, line, left: ESTIMATES_MAX };
+    for (want, (key, new)) in keys.iter().zip(new).enumerate() {
+        let class = asked.wants[want].class;
+        let all: u64 = new.iter().sum();
+        let mut waits = all.min(estimates.line.tickets(key, class));
+        // The first of them have a slot.
+        let mut dealt = all - waits;
+        for (group, count) in new.into_iter().enumerate() {
+            let left = count - dealt.min(count);
+            dealt -= count - left;
+            if left == 0 {
+                continue;
+            }
+            waits -= left;
+            let Some(flow) = estimates.line.place_with(key, class) else { continue };
+            if estimates.left == 0 {
+                is_cut = true;
+                estimates.line.remove_last(key, class, left);
+                continue;
+            }
+            let behind = waits * key.price();
+            let wait_max = asked.wants[want].waiting[group].wait_max;
+            let (fits, too_far) = estimates.fitting(flow, key, (left, behind), wait_max);
+            let taken = fits.min(places[class]);
+            places[class] -= taken;
+            let count = left - taken;
+            if count == 0 {
+                continue;
+            }
+            refused[class] += count;
+            let estimate = match too_far {
+                Some(too_far) if taken == fits => too_far,
+                _ => estimates.one(flow, key, behind + (count - 1) * key.price()),
+            };
+            estimates.line.remove_last(key, class, count);
+            let is_full = taken < fits;
+            let callers = Refused { cost: key.price(), count: count + budget, is_crowd: refused[class] > 1 };
+            let away = estimates.advise(class, estimate, callers);
+            budget = if away.is_spread { 0 } else { budget };
+            let outcome = if is_full { Outcome::Full(away) } else { Outcome::TooFar(away) };
+            answer.not_taken.push(NotTaken { want, group, count, outcome });
+        }
+        let before = estimates.line.place_with(key, class).map(|flow| estimates.before(flow, key, 0).1);
+        answer.before.push(before.unwrap_or_default());
+    }
+    (answer, is_cut)
+}

@@ -1,0 +1,78 @@
+//! Searches for room under several limiters at once. Pure.
+
+use std::sync::Arc;
+
+use crate::clock::Micros;
+use crate::limiter::arithmetic::line::Line;
+use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::arithmetic::search::Search;
+use crate::limiter::arithmetic::state::LimiterState;
+use crate::limiter::model::Violated;
+
+/// The states of a queue's limiters, each with its caller's rules. The ceilings come last.
+pub(in crate::limiter::arithmetic) type States<'a, 'b> = &'a mut [(&'b mut LimiterState, Arc<[Rule]>)];
+
+/// How long another replica than the caller takes to hear of a slot after it has called.
+const LEAD_MAX: Micros = Micros::from_millis(30);
+
+/// What does not change while a call is carried out.
+#[derive(Clone, Copy)]
+pub(in crate::limiter::arithmetic) struct Terms {
+    pub(in crate::limiter::arithmetic) now: Micros,
+    pub(in crate::limiter::arithmetic) lease: Micros,
+    pub(in crate::limiter::arithmetic) replica: u64,
+    pub(in crate::limiter::arithmetic) ahead: Micros,
+    /// The number of limiters that are no ceilings.
+    pub(in crate::limiter::arithmetic) limiters: usize,
+}
+
+impl Terms {
+    pub(in crate::limiter::arithmetic) fn until(self) -> Micros {
+        self.now + self.ahead
+    }
+
+    pub(in crate::limiter::arithmetic) fn reach(self, line: &Line, replica: u64) -> Option<Micros> {
+        let lead = LEAD_MAX.min(Micros(self.ahead.0 / 4));
+        line.reach(replica, self.replica, self.now, (self.lease, lead))
+    }
+}
+
+pub(in crate::limiter::arithmetic) fn searches_from<'a>(
+    states: States<'a, '_>,
+    from: Micros,
+) -> Vec<Search<'a>> {
+    states.iter_mut().map(|(state, _)| state.search(from)).collect()
+}
+
+/// The earliest instant at which every limiter has room.
+#[derive(Clone, Copy)]
+pub(in crate::limiter::arithmetic) struct Room {
+    pub(in crate::limiter::arithmetic) at: Micros,
+    /// For how many requests.
+    pub(in crate::limiter::arithmetic) count: u64,
+    pub(in crate::limiter::arithmetic) violated: Violated,
+}
+
+/// Moves the searches of the limiters that a request needs to the earliest instant at which all have room.
+pub(in crate::limiter::arithmetic) fn earliest(searches: &mut [Search<'_>], costs: &[u64]) -> Room {
+    let mut violated = Violated::default();
+    let needed = || costs.iter().enumerate().filter(|(_, cost)| **cost > 0);
+    let mut at = needed().map(|(index, _)| searches[index].at()).max().unwrap_or_default();
+    loop {
+        let (mut count, mut has_moved) = (u64::MAX, false);
+        for (limiter, cost) in needed() {
+            let search = &mut searches[limiter];
+            search.advance(at);
+            let found = search.earliest(*cost);
+            if let Some(limit) = found.limited_by {
+                violated = Violated { limiter, limit };
+            }
+            has_moved |= found.at > at;
+            at = found.at;
+            count = count.min(found.room / cost);
+        }
+        if !has_moved {
+            return Room { at, count: count.max(1), violated };
+        }
+    }
+}

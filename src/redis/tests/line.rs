@@ -1,0 +1,86 @@
+//! What the script of the line has and its twin does not: calls that come twice or late.
+
+use crate::clock::Micros;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::call::{Answer, Call};
+use crate::limiter::model::limit::LimiterName;
+use crate::limiter::model::line::{LineCall, Unused, Waiting, Want};
+use crate::redis::tests::lua_parity::rules;
+use crate::redis::tests::{START, TestStore, at};
+
+/// Ten permits in ten seconds.
+fn refs() -> Vec<LimiterRef> {
+    let name = LimiterName::parse("a").unwrap();
+    vec![LimiterRef { name, partition: None, valid_until: None, group: "model".into(), rules: rules(0) }]
+}
+
+fn want(flow: u64, count: u64) -> Want {
+    let waiting = Waiting { oldest: Micros::ZERO, newest: Micros::ZERO, wait_max: Micros(60_000_000), count };
+    Want { flow, class: 0, weight: 1, costs: vec![1], waiting: vec![waiting], left: Vec::new() }
+}
+
+fn call(known: u64, wants: Vec<Want>, unused: Vec<Unused>) -> Call {
+    let ahead = Micros::from_millis(250);
+    let line = LineCall { ahead, known, places: [1000; 4], unused, wants, ..LineCall::default() };
+    Call { replica: 1, generations: vec![0], line: Some(Box::new(line)), ..Call::default() }
+}
+
+fn dealt(answer: &Answer) -> u64 {
+    answer.line.as_ref().unwrap().dealt.iter().map(|dealt| dealt.count).sum()
+}
+
+#[test]
+fn a_call_that_comes_twice_is_carried_out_once_however_large_its_answer_is() {
+    let (mut store, refs) = (TestStore::start(), refs());
+    let mut deal =
+        |now: u64, call: &Call, number| store.deal(&at(Micros(START + now)), &refs, call, number).unwrap();
+    let first = deal(0, &call(0, vec![want(20, 7)], Vec::new()), 1);
+    let line = first.line.as_ref().unwrap();
+    assert_eq!((dealt(&first), first.available[0][0]), (7, 3));
+    // Four slots are given back, and as many requests come. They get the same ones.
+    let unused = Unused { flow: 20, class: 0, slot: line.dealt[0].slot, count: 4, costs: vec![1] };
+    let again = call(line.deal, vec![want(20, 4)], vec![unused]);
+    let second = deal(1000, &again, 2);
+    assert_eq!((dealt(&second), second.available[0][0]), (4, 3));
+    for _ in 0..3 {
+        let repeated = deal(2000, &again, 2);
+        assert_eq!((dealt(&repeated), repeated.available[0][0]), (4, 3));
+        assert_eq!(repeated.line.unwrap().dealt, second.line.as_ref().unwrap().dealt);
+    }
+    // Four hundred flows that are dealt one slot each are far more than eight kilobytes.
+    store.flush();
+    let mut refs = refs;
+    refs[0].rules = rules(3);
+    let mut deal = |call: &Call, number| store.deal(&at(Micros(START)), &refs, call, number).unwrap();
+    let many = call(0, (0..400).map(|flow| want(20 + flow, 1)).collect(), Vec::new());
+    let first = deal(&many, 1);
+    assert!(dealt(&first) > 50);
+    assert_eq!(deal(&many, 1).line.unwrap().dealt, first.line.unwrap().dealt);
+}
+
+#[test]
+fn a_call_that_a_later_one_has_overtaken_changes_nothing() {
+    let (mut store, refs) = (TestStore::start(), refs());
+    let mut deal = |call: &Call, number| store.deal(&at(Micros(START)), &refs, call, number);
+    let answer = deal(&call(0, vec![want(20, 2)], Vec::new()), 2).unwrap();
+    assert_eq!(dealt(&answer), 2);
+    let error = deal(&call(0, vec![want(20, 5)], Vec::new()), 1).unwrap_err();
+    assert!(error.to_string().contains("REPEATED") || error.code() == Some("REPEATED"), "{error}");
+    let answer = deal(&call(answer.line.unwrap().deal, vec![want(20, 0)], Vec::new()), 3).unwrap();
+    assert_eq!((dealt(&answer), answer.available[0][0]), (0, 8));
+}
+
+#[test]
+fn an_answer_that_is_lost_comes_with_the_next_one() {
+    let (mut store, refs) = (TestStore::start(), refs());
+    let mut deal = |call: &Call, number| store.deal(&at(Micros(START)), &refs, call, number).unwrap();
+    let lost = deal(&call(0, vec![want(20, 2)], Vec::new()), 1);
+    // The caller still has two requests without a slot, and a third one.
+    let answer = deal(&call(0, vec![want(20, 3)], Vec::new()), 2);
+    assert_eq!((dealt(&lost), dealt(&answer), answer.available[0][0]), (2, 3, 7));
+    // A new worker of the same replica wants nothing of what the one before was dealt.
+    let mut begins = call(0, vec![want(20, 1)], Vec::new());
+    begins.line.as_mut().unwrap().begins = true;
+    let answer = deal(&begins, 3);
+    assert_eq!((dealt(&answer), answer.available[0][0]), (1, 6));
+}
