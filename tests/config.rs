@@ -517,7 +517,7 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
     ("limiters:\n  a: {limits: [1/s], key: []}\nROUTES", "2:27: limiters.a.key: needs 1 to 16 parts"),
     (
         "limiters:\n  a: {limits: [1/s], key: ['header:a b', ip, 'path:-1', 'path:256', 'query:', 'path:']}\nROUTES",
-        "2:28: limiters.a.key[0]: expected header:NAME, query:NAME, host, path:N (a segment, from 0), client_ip or client\n\
+        "2:28: limiters.a.key[0]: expected header:NAME, query:NAME, host, path:N (a segment, from 0), client_ip, client or json:PATH (such as json:model)\n\
          2:42: limiters.a.key[1]: expected\n2:46: limiters.a.key[2]: expected\n2:57: limiters.a.key[3]: expected\n\
          2:69: limiters.a.key[4]: expected\n2:79: limiters.a.key[5]: expected",
     ),
@@ -585,7 +585,7 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
     ),
     ("ROUTES    cost: {header: 'a b'}\n", "5:20: routes[0].cost.header: expected the name of a header"),
     ("ROUTES    cost: {header: content-length}\n", "5:20: routes[0].cost.header: this header frames"),
-    ("ROUTES    cost: {default: 5}\n", "5:11: routes[0].cost: needs `header`, or `settle`"),
+    ("ROUTES    cost: {default: 5}\n", "5:11: routes[0].cost: needs `header`, `json` or `settle`"),
     // -- clients
     ("server: {allow: []}\nROUTES", "1:17: server.allow: lets nobody in; leave the key out"),
     (
@@ -662,14 +662,14 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
     ),
     (
         "ROUTES    cost: {default: 2}\n    retry: {on: [429, 500, connect], attempts: 11, max_body: 1GiB}\n",
-        "5:11: routes[0].cost: needs `header`, or `settle`\n6:23: routes[0].retry.on[1]: must be connect, 429\n\
+        "5:11: routes[0].cost: needs `header`, `json` or `settle`\n6:23: routes[0].retry.on[1]: must be connect, 429\n\
          6:48: routes[0].retry.attempts: must be from 2 to 10\n6:62: routes[0].retry.max_body: must be from 0B to 16MiB",
     ),
     (
         "ROUTES    cost: {settle: {header: 'x y', free: [99]}, max: 3}\n    retry: {on: []}\n",
         "5:29: routes[0].cost.settle.header: expected the name of a header\n\
          5:43: routes[0].cost.settle.free[0]: expected a status from 200 to 599\n\
-         5:49: routes[0].cost.max: is for a cost that a `header` names\n\
+         5:49: routes[0].cost.max: is for a cost that the request names, by `header` or `json`\n\
          6:17: routes[0].retry.on: names nothing to try again after",
     ),
     (
@@ -1348,6 +1348,84 @@ fn values_that_may_be_credentials_are_shown_nowhere() {
         !shown.contains("sk-") && shown.contains("plans.yaml:3:1: ***: key \"***\" is given twice"),
         "{shown}"
     );
+}
+
+/// Each part of a route that reads bodies, and what is wrong with it.
+#[test]
+fn what_reads_bodies_must_be_able_to() {
+    let file = |server: &str, key: &str, route: &str| {
+        format!(
+            "server: {server}\nlimiters:\n  a: {{limits: [9/1s], key: ['{key}']}}\nroutes:\n  - name: r\n    match: {{}}\n    \
+             upstream: 'http://a'\n    limiter: a\n{route}"
+        )
+    };
+    for (server, key, route, problem) in [
+        ("{}", "json:model", "", ""),
+        ("{body_memory: 0B}", "host", "", ""),
+        ("{}", "json:model", "    body: {max: 16MiB}\n", ""),
+        ("{}", "host", "    cost: {json: n.0, max: 3}\n", ""),
+        ("{}", "json:", "", "3:29: limiters.a.key[0]: expected header:NAME, "),
+        ("{}", "json:a..b", "", "limiters.a.key[0]: expected header:NAME, "),
+        ("{}", "host", "    cost: {json: '', max: 3}\n", "routes[0].cost.json: expected the path of a value"),
+        (
+            "{}",
+            "host",
+            "    cost: {json: n, header: x}\n",
+            "routes[0].cost.json: `header` and `json` exclude",
+        ),
+        (
+            "{}",
+            "host",
+            "    cost: {json: n, default: 10}\n",
+            "routes[0].cost.default: larger than limiter \"a\"",
+        ),
+        ("{}", "host", "    body: {max: 17MiB}\n", "routes[0].body.max: must be from 0B to 16MiB"),
+        (
+            "{}",
+            "json:model",
+            "    body: {max: 0B}\n",
+            "routes[0].body.max: limiter \"a\" has `json:model` in its `key`, and with 0B nothing of a body",
+        ),
+        (
+            "{}",
+            "host",
+            "    cost: {json: n}\n    body: {max: 0B}\n",
+            "routes[0].body.max: `cost.json` looks into bodies, and with 0B",
+        ),
+        (
+            "{body_memory: 64KiB}",
+            "json:model",
+            "    body: {}\n",
+            "routes[0].body.max: limiter \"a\" has `json:model` in its `key`, so it must not be larger than `server.body_memory`, which is 64KiB",
+        ),
+    ] {
+        let problems = Place::new().problems(file(server, key, route));
+        let is_expected = match problem {
+            "" => problems.is_empty(),
+            problem => problems.len() == 1 && problems[0].contains(problem),
+        };
+        assert!(is_expected, "{server} {key} {route}{problems:#?}");
+    }
+    let by_body = |matches: &str, rest: &str| {
+        format!("routes:\n  - {{name: r, match: {matches}, upstream: 'http://a', limiters: off{rest}}}\n")
+    };
+    for (matches, rest, problem) in [
+        ("{json: {model: gpt-5}}", "", ""),
+        ("{json: {}}", "", "routes[0].match.json: names no value"),
+        ("{json: {a.: x}}", "", "routes[0].match.json.a.: expected the path of a value"),
+        ("{json: {a: x}}", ", body: {max: 0B}", "routes[0].body.max: `match.json` looks into bodies"),
+    ] {
+        let problems = Place::new().problems(by_body(matches, rest));
+        let is_expected = if problem.is_empty() {
+            problems.is_empty()
+        } else {
+            problems.len() == 1 && problems[0].contains(problem)
+        };
+        assert!(is_expected, "{matches} {rest} {problems:#?}");
+    }
+    let config = Place::new().config(&by_body("{json: {a.0: x}}", ", body: {max: 2MiB}"));
+    let json = config.routes[0].matches.json.as_deref().unwrap();
+    assert_eq!((json.values[0].0.to_string().as_str(), json.body_bytes_max), ("a.0", 2 << 20));
 }
 
 #[test]

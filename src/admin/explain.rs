@@ -20,8 +20,8 @@ const HEADERS_MAX: usize = 100;
 /// The host of a request that names none.
 const HOST_UNNAMED: &str = "weir";
 
-/// Explains a request from an address.
-pub type Explain = Arc<dyn Fn(Request<()>, IpAddr) -> Explained + Send + Sync>;
+/// Explains a request, with its body if that is known, from an address.
+pub type Explain = Arc<dyn Fn(Request<()>, Option<&[u8]>, IpAddr) -> Explained + Send + Sync>;
 
 /// The explanation of a request.
 pub struct Explained {
@@ -33,11 +33,11 @@ pub struct Explained {
 
 /// Answers with the explanation of the request that a query describes.
 pub(super) async fn explain(explain: &Explain, limiters: &Limiters, query: Option<&str>) -> Response {
-    let (request, from) = match described(query.unwrap_or_default()) {
+    let Described { request, body, from } = match described(query.unwrap_or_default()) {
         Ok(asked) => asked,
         Err(fault) => return response::problem(StatusCode::BAD_REQUEST, &fault),
     };
-    let Explained { mut document, limiters: its } = explain(request, from);
+    let Explained { mut document, limiters: its } = explain(request, body.as_deref(), from);
     for (name, partition) in its {
         let present = limiters::present(limiters, &name, partition).await;
         let of_limiter = document["limiters"].as_array_mut().into_iter().flatten();
@@ -54,24 +54,32 @@ pub(super) async fn explain(explain: &Explain, limiters: &Limiters, query: Optio
     response::document(&document)
 }
 
-/// Reads a request from `method`, `url`, `header=NAME:VALUE` and `from`.
-fn described(query: &str) -> Result<(Request<()>, IpAddr), String> {
+/// A request that is to be explained.
+struct Described {
+    request: Request<()>,
+    body: Option<Vec<u8>>,
+    from: IpAddr,
+}
+
+/// Reads a request from `method`, `url`, `header=NAME:VALUE`, `body` and `from`.
+fn described(query: &str) -> Result<Described, String> {
     let (mut method, mut url, mut from) = ("GET".to_owned(), None, IpAddr::V4(Ipv4Addr::LOCALHOST));
-    let mut headers = Vec::new();
+    let (mut headers, mut body) = (Vec::new(), None);
     for (key, value) in form_urlencoded::parse(query.as_bytes()) {
         match &*key {
             "method" => method = value.into_owned(),
             "url" => url = Some(value.into_owned()),
             "from" => from = value.parse().map_err(|_| "`from` is no IP address".to_owned())?,
+            "body" => body = Some(value.into_owned().into_bytes()),
             "header" if headers.len() < HEADERS_MAX => headers.push(value.into_owned()),
             "header" => return Err(format!("more than {HEADERS_MAX} headers")),
             other => {
-                return Err(format!("unknown parameter {other:?}; known: method, url, header, from"));
+                return Err(format!("unknown parameter {other:?}; known: method, url, header, body, from"));
             }
         }
     }
     let url = url.ok_or("`url` is missing, such as url=/github/user")?;
-    Ok((asked(&method, &url, &headers)?, from))
+    Ok(Described { request: asked(&method, &url, &headers)?, body, from })
 }
 
 /// Makes the request that is to be explained: of a method, a URL or a path, and headers as `NAME: VALUE`.

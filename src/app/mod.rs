@@ -279,8 +279,8 @@ impl App {
 /// Returns what explains requests, for the admin listener.
 fn explain(proxy: &Proxy) -> admin::Explain {
     let proxy = proxy.clone();
-    Arc::new(move |request, peer| {
-        let Explanation { document, limiters } = proxy.explain(request, peer);
+    Arc::new(move |request, body, peer| {
+        let Explanation { document, limiters } = proxy.explain(request, body, peer);
         Explained { document, limiters }
     })
 }

@@ -33,7 +33,7 @@ pub struct Asked {
     /// A header of the request; may be repeated
     #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]
     headers: Vec<String>,
-    /// The body of the request: its length is its `content-length`
+    /// The body of the request, also for a `key`, a `match` or a `cost` by `json:`
     #[arg(short, long)]
     data: Option<String>,
     /// The address that the request comes from
@@ -97,13 +97,14 @@ fn by_file(path: &Path, asked: &Asked) -> Result<Value, ExplainError> {
     let prepared = limiters.prepare(&config.limiters);
     let proxy =
         Proxy::new(metrics, Usage::default(), Spans::default(), &config, &prepared, Reach::default())?;
-    Ok(proxy.explain(request, asked.from).document)
+    Ok(proxy.explain(request, asked.data.as_deref().map(str::as_bytes), asked.from).document)
 }
 
 fn path_of(asked: &Asked) -> String {
     let mut query = form_urlencoded::Serializer::new(String::new());
     query.append_pair("method", &asked.method).append_pair("url", &asked.url);
     query.append_pair("from", &asked.from.to_string());
+    query.extend_pairs(asked.data.iter().map(|data| ("body", data)));
     query.extend_pairs(asked.headers.iter().map(|header| ("header", header)));
     format!("/api/explain?{}", query.finish())
 }
@@ -119,6 +120,9 @@ fn rows(document: &Value) -> Vec<Vec<String>> {
     row("request", format!("{} {}", plain(&document["method"]), plain(&document["path"])));
     row("client", format!("{}{}", plain(&document["client"]["address"]), client_name(&document["client"])));
     row("route", if document["route"].is_null() { "none".to_owned() } else { plain(&document["route"]) });
+    if let Some(unknown) = document["unknown"].as_str() {
+        row("unknown", format!("{unknown}: give it with --data"));
+    }
     let refused = &document["refused"];
     if !refused.is_null() {
         let (status, error) = (plain(&refused["status"]), plain(&refused["error"]));

@@ -251,6 +251,7 @@ fn route(route: &Route) -> Value {
         "forwarded_headers": route.forwarded_headers,
         "rewrite_links": route.rewrite_links,
         "errors": route.errors,
+        "body": { "max": show_size(Size(route.body_bytes_max)) },
         "cost": cost(&route.cost),
         "retry": route.retry.as_ref().map_or_else(|| OFF.into(), retry),
         "breaker": route.breaker.map_or_else(|| OFF.into(), breaker),
@@ -270,7 +271,9 @@ fn upstream(upstream: &Upstream) -> Value {
 fn cost(cost: &Cost) -> Value {
     match cost {
         Cost::Fixed(cost) => cost.get().into(),
-        Cost::Header { default, max, .. } => json!({ "default": default.get(), "max": max.get() }),
+        Cost::Header { default, max, .. } | Cost::Json { default, max, .. } => {
+            json!({ "default": default.get(), "max": max.get() })
+        }
     }
 }
 

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use http::HeaderName;
 use ipnet::IpNet;
 
+use super::json_path::JsonPath;
+
 /// The part for the client's address, as it is written.
 pub(crate) const CLIENT_IP: &str = "client_ip";
 /// The bits of an address that count where nothing else is written: an IPv6 client has a whole network of addresses.
@@ -32,12 +34,22 @@ pub enum KeyPart {
     },
     /// The name of the client.
     Client,
+    /// The value at a place of the JSON body.
+    Json(JsonPath),
 }
 
 impl KeyPart {
     /// Returns whether the value is likely to be a credential.
     pub(crate) fn is_credential(&self) -> bool {
         matches!(self, KeyPart::Header(name) if is_credential(name))
+    }
+
+    /// Returns the place in the JSON body that is read; `None` if none is.
+    pub(crate) fn json_path(&self) -> Option<&JsonPath> {
+        match self {
+            KeyPart::Json(path) => Some(path),
+            _ => None,
+        }
     }
 }
 

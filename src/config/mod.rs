@@ -14,6 +14,7 @@
 //! - `effective`: a file with all defaults. `changes`: what differs between two.
 //! - `handle`: the running configuration. `watch`: notices changes of a file, by
 //!   `directories`. `masked`: a file without its secrets.
+//! - `key_part`, `json_path`: what keys and conditions read of a request.
 //! - `json_schema` and `reference`: the schema for editors, and for people.
 //!
 //! Uses types of the limiter's `model`, of `telemetry` and `bearer`. Knows nothing of the proxy, the stores or the
@@ -30,6 +31,7 @@ mod faults;
 mod file;
 mod handle;
 mod interpolate;
+mod json_path;
 mod json_schema;
 mod key_part;
 mod load;

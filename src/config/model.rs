@@ -17,10 +17,11 @@ use serde::{Deserialize, Serialize};
 
 pub use super::clients::{Clients, SubjectName};
 pub use super::errors::Errors;
+pub use super::json_path::{JsonMatch, JsonPath};
 pub use super::key_part::KeyPart;
 pub(crate) use super::key_part::{is_credential, network};
 pub use super::patience::{Leave, PATIENCE_HEADERS, Patience};
-pub use super::pause_rules::{JsonPath, PauseRule};
+pub use super::pause_rules::PauseRule;
 use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
 pub use crate::telemetry::{AccessRule, logging::Log, logging::LogFormat};
 
@@ -261,6 +262,8 @@ pub struct Route {
     pub limiters: Vec<(LimiterName, Arc<[KeyPart]>)>,
     /// The rules by which a response pauses each of them, in their order; none where it is not paused.
     pub pause_rules: Vec<Arc<[PauseRule]>>,
+    /// The largest body that is looked into, in bytes, where a key, a match or the cost reads it.
+    pub body_bytes_max: u64,
     /// The cost of a request.
     pub cost: Cost,
     /// The settlement of the cost by the response.
@@ -320,6 +323,15 @@ pub enum Cost {
         /// The largest cost that a request may name.
         max: Permits,
     },
+    /// A cost named in the JSON body of the request.
+    Json {
+        /// Its place in the body.
+        path: JsonPath,
+        /// The cost where the body names none.
+        default: Permits,
+        /// The largest cost that a request may name.
+        max: Permits,
+    },
 }
 
 /// The conditions of a request. All of them must hold.
@@ -333,6 +345,8 @@ pub struct Match {
     pub methods: Vec<Method>,
     /// Headers, each with its exact value.
     pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// The conditions on the JSON body, if there are any.
+    pub json: Option<Box<JsonMatch>>,
 }
 
 /// The condition on a path.

@@ -22,6 +22,7 @@ pub use model::partition::Partition;
 pub use model::refusal::Refusal;
 pub(crate) use model::replica::printable;
 pub use model::replica::{Replica, replica_name};
+pub use queue::outside::WaitingOutside;
 pub use queue::permit::{Permit, Provenance, Receipt};
 pub use queue::ticket::{Demand, Entered, Ticket};
 pub use queue::upstream_report::{AskedPause, UpstreamSignal, Window};

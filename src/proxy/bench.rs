@@ -11,6 +11,7 @@ use http::{HeaderMap, Request, Uri};
 
 use super::Proxy;
 use super::error::ProxyError;
+use super::messages::body_facts::BodyFacts;
 use super::messages::end_to_end::EndToEnd;
 use super::messages::header_flags::HeaderFlags;
 use super::messages::headers::{self, Origin};
@@ -38,7 +39,8 @@ impl Routes {
         let (uri, method, flags) = (request.uri(), request.method(), HeaderFlags::of(request.headers()));
         let upgrades = request_head::upgrade(request, flags).is_some();
         let headers = &EndToEnd::new(request.headers(), flags, upgrades);
-        let found = self.0.route(Target { host, path: uri.path(), method, headers });
+        let found =
+            self.0.route(Target { host, path: uri.path(), method, headers, body: &BodyFacts::nothing() });
         found.ok().map(|route| Found(route))
     }
 }

@@ -8,8 +8,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderName;
-
 use crate::limiter::model::{Limiter, Permits};
 use crate::limiter::{LimiterSetError, Refusal};
 
@@ -23,10 +21,10 @@ pub(crate) enum ProxyError {
     #[error("{0}")]
     BadFraming(&'static str),
     /// The request names a cost that is malformed or too large.
-    #[error("{header} must be one whole number from 1 to {max}")]
+    #[error("{name} must be one whole number from 1 to {max}")]
     BadCost {
-        /// The header that names the cost.
-        header: HeaderName,
+        /// The header, or the path in the JSON body, that names the cost.
+        name: Box<str>,
         /// The largest cost allowed.
         max: Permits,
     },
@@ -63,6 +61,9 @@ pub(crate) enum ProxyError {
         /// The wait and the header that bounds it, if the request itself does.
         wait: Option<String>,
     },
+    /// The request's body selects a limit, and there is no memory to read it ahead.
+    #[error("the body selects a limit, and `server.body_memory` has no room to read it ahead")]
+    NoBodyMemory,
     /// weir is shutting down, and the drain time is over.
     #[error("shutting down")]
     Draining,

@@ -14,6 +14,8 @@ use super::error::ProxyError;
 use super::forward::outgoing::{received, rewrite};
 use super::forward::plan::{Notes, Plan};
 use super::listen::client::Sender;
+use super::messages::body_facts::BodyFacts;
+use super::messages::coding;
 use super::messages::header_flags::HeaderFlags;
 use super::messages::response::{self, millis};
 use super::route::partition::Facts;
@@ -79,13 +81,18 @@ impl Notes for Noted<'_> {
     }
 }
 
-/// Explains a request from an address, by the routes of a table. The version of the request is HTTP/1.1.
-pub(super) fn explain(table: &Table, request: Request<()>, peer: IpAddr) -> Explanation {
+/// Explains a request from an address, by the routes of a table. The version of the request is HTTP/1.1. Without its `body`, what depends
+/// on that is told as of a request that has none.
+pub(super) fn explain(table: &Table, request: Request<()>, body: Option<&[u8]>, peer: IpAddr) -> Explanation {
     let sender = Sender { peer, secure: table.tls().is_some(), names: &[] };
     let flags = HeaderFlags::of(request.headers());
     let mut noted =
         Noted { table, address: peer, name: None, route: None, others: Vec::new(), keys: Vec::new() };
-    let made = Plan::make(table, sender, &request, (flags, Instant::now()), &mut noted);
+    let body = match body {
+        None => BodyFacts::unread(),
+        Some(body) => BodyFacts::of(body, &coding::name(request.headers()), u64::MAX, table.json_paths()),
+    };
+    let made = Plan::make(table, sender, &request, (flags, Instant::now(), &body), &mut noted);
     let (plan, refused) = match made {
         Ok(plan) => (Some(plan), None),
         Err(error) => (None, Some(error)),
@@ -101,6 +108,7 @@ pub(super) fn explain(table: &Table, request: Request<()>, peer: IpAddr) -> Expl
             let (status, code, detail) = response::outline(error);
             json!({ "status": status, "error": code, "detail": detail })
         }),
+        "unknown": body.asked().map(|_| "the body, on which this depends"),
         "upstream": null,
         "limiters": [],
         "breaker": null,
@@ -187,6 +195,7 @@ fn part_name(part: &KeyPart) -> String {
         KeyPart::Path(index) => format!("path:{index}"),
         KeyPart::ClientIp { .. } => "client_ip".to_owned(),
         KeyPart::Client => "client".to_owned(),
+        KeyPart::Json(path) => format!("json:{path}"),
     }
 }
 
@@ -211,5 +220,7 @@ fn because(rule: &Match, mismatch: Mismatch<'_>) -> String {
             format!("the method is not {}", methods.join(" or "))
         }
         Mismatch::Header(name) => format!("the header {name} is missing, or has another value"),
+        Mismatch::Json(path) => format!("the JSON body has no {path}, or another value there"),
+        Mismatch::Unread(_) => "the body is not known".to_owned(),
     }
 }

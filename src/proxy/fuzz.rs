@@ -7,6 +7,7 @@ use http::header::{AUTHORIZATION, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 use ipnet::IpNet;
 
+use super::messages::body_facts::BodyFacts;
 use super::messages::end_to_end::EndToEnd;
 use super::messages::header_flags::HeaderFlags;
 use super::messages::patience::ClientPatience;
@@ -113,8 +114,9 @@ fn read(request: &Request<()>) {
         assert!(wait <= Duration::from_hours(24) && patience.describe(wait).is_ascii(), "{wait:?}");
     }
     if let Some(max) = Permits::new(50) {
+        let nothing = BodyFacts::nothing();
         let cost = Cost::Header { name: AUTHORIZATION, default: Permits::ONE, max };
-        if let Ok(cost) = request_head::cost(&EndToEnd::new(headers, flags, false), &cost) {
+        if let Ok(cost) = request_head::cost(&EndToEnd::new(headers, flags, false), nothing.up_to(0), &cost) {
             assert!(cost <= max, "no more than may be named");
         }
     }

@@ -119,8 +119,8 @@ impl Proxy {
     }
 
     /// Explains what would become of a request from an address, by the routes in force. Sends nothing, takes no permit.
-    pub fn explain(&self, request: Request<()>, peer: IpAddr) -> Explanation {
-        explain::explain(&self.table(), request, peer)
+    pub fn explain(&self, request: Request<()>, body: Option<&[u8]>, peer: IpAddr) -> Explanation {
+        explain::explain(&self.table(), request, body, peer)
     }
 
     /// Returns the breakers of the routes in force as JSON, in their order, and brings their metrics up to date.

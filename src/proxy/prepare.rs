@@ -70,7 +70,8 @@ impl Builder {
         let tls = acceptor(config)?;
         let no_route = self.metrics.route(NO_ROUTE);
         let callers = Callers::new(clients, &no_route, NO_ROUTE.into(), &[]);
-        let table = Table::new(routes, (no_route, Arc::new(callers)), config, tls);
+        let table =
+            Table::new(routes, (no_route, Arc::new(callers)), config, tls, Arc::clone(&self.body_memory));
         Ok(Parts { table: Arc::new(table), upstreams })
     }
 

@@ -5,7 +5,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::support::weir::{run, run_with_input};
-use crate::support::{PATIENCE, RedisServer, Upstream, Weir, client, eventually, lane, one_limiter};
+use crate::support::{
+    PATIENCE, RedisServer, Upstream, Weir, client, configuration, eventually, lane, one_limiter,
+};
 
 #[tokio::test]
 async fn health_is_success_while_it_can_serve() {
@@ -189,6 +191,43 @@ async fn a_request_is_explained_by_a_file_and_by_a_running_weir() {
     assert!(refused.stdout.contains("refused  400 bad_request: "), "{}", refused.stdout);
     let wrong = weir.ask("/api/explain?method=GET").await;
     assert_eq!(wrong.status, 400, "{}", wrong.text());
+}
+
+#[tokio::test]
+async fn an_explanation_knows_the_body_that_it_is_given() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let limiters = [("models", "{limits: [3/1m], key: [\"json:model\"]}")];
+    let routes = [
+        ("path: /, json: {stream: \"true\"}", "limiters: off"),
+        ("path: /", "limiter: models, cost: {json: n, max: 3}"),
+    ];
+    let weir = Weir::start(&configuration("memory", &limiters, &routes, &upstream)).await;
+    let (file, admin) = (weir.config().to_str().expect("a path").to_owned(), weir.admin(""));
+    let body = r#"{"model": "gpt-5", "n": 2, "stream": false}"#;
+    for from in [["--config", &file], ["--admin", &admin]] {
+        let with = run(&[&["explain", "POST", "/", "-d", body][..], &from].concat()).await;
+        with.assert_code(0);
+        for told in [
+            "models: 3/1m; partition json:model gpt-5; cost 2;",
+            "route-0: the JSON body has no stream, or another value there",
+        ] {
+            assert!(with.stdout.contains(told), "{told:?} in:\n{}", with.stdout);
+        }
+        assert!(!with.stdout.contains("unknown"), "{}", with.stdout);
+        let without = run(&[&["explain", "POST", "/"][..], &from].concat()).await;
+        without.assert_code(0);
+        for told in [
+            "unknown   the body, on which this depends: give it with --data",
+            "route-0: the body is not known",
+        ] {
+            assert!(without.stdout.contains(told), "{told:?} in:\n{}", without.stdout);
+        }
+        let ambiguous =
+            run(&[&["explain", "POST", "/", "-d", r#"{"n": 1, "N": 2}"#][..], &from].concat()).await;
+        ambiguous.assert_code(1);
+        assert!(ambiguous.stdout.contains("400 bad_request: "), "{}", ambiguous.stdout);
+    }
 }
 
 /// A file with one warning of each kind.

@@ -35,6 +35,7 @@ mod health;
 mod http2_abuse;
 mod http2_conformance;
 mod http2_windows;
+mod json_bodies;
 mod leaving;
 mod limits;
 mod log;

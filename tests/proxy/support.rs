@@ -183,6 +183,7 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
         errors: Errors::Json,
         limiters: Vec::new(),
         pause_rules: Vec::new(),
+        body_bytes_max: 0,
         cost: Cost::Fixed(Permits::ONE),
         patience: Vec::new(),
         settle: None,

@@ -78,7 +78,7 @@ fn admin(token: Option<&str>) -> Admin {
     let file = "routes: [{name: a, match: {}, upstream: 'http://a'}]\n";
     let loaded = config::parse(Path::new("weir.yaml"), file).unwrap().with_config(config);
     let config = Arc::new(Handle::new(loaded));
-    let explain: Explain = Arc::new(|_, _| Explained { document: Value::Null, limiters: Vec::new() });
+    let explain: Explain = Arc::new(|_, _, _| Explained { document: Value::Null, limiters: Vec::new() });
     let state = AdminState {
         explain,
         breakers: Arc::new(Vec::new),

@@ -29,10 +29,13 @@ pub(crate) struct Limiter {
     #[schemars(extend("examples" = [{"timeout": "10s", "max_waiting": 200}, "off"]))]
     pub(crate) queue: Option<OffOr<Queue>>,
     /// The parts of a request that select its partition; each partition has the limits for itself. A part is
-    /// `header:NAME`, `query:NAME`, `host`, `path:N` (a segment of the decoded path, from 0), `client_ip` or `client` (with
-    /// `clients`). A request in which a part can be read in more than one way, such as a repeated header or parameter, gets
-    /// 400. Requests without the value have a partition of their own.
-    #[schemars(extend("minItems" = 1, "maxItems" = 16, "examples" = [["header:x-corp-id"], ["client", "path:1"]]))]
+    /// `header:NAME`, `query:NAME`, `host`, `path:N` (a segment of the decoded path, from 0), `client_ip`, `client` (with
+    /// `clients`) or `json:PATH` (a value of the JSON body, such as `json:model`; see `body` of the route). A request in which a
+    /// part can be read in more than one way, such as a repeated header or parameter, gets 400. Requests without the value have a
+    /// partition of their own.
+    #[schemars(extend("minItems" = 1, "maxItems" = 16, "examples" = [
+        ["header:x-corp-id"], ["client", "path:1"], ["json:model"],
+    ]))]
     pub(crate) key: Option<Vec<String>>,
     /// The limits of some values of the `key`, which must have one part: in place of `limits`, which hold for all other values. A mapping
     /// from values to limits, or `{file: PATH}`: a YAML file with that mapping, which is followed.

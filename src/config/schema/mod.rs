@@ -23,7 +23,7 @@ use forms::{LongForm, NAME_PATTERN, Named, Text};
 pub(crate) use forms::{Form, OffOr};
 pub(crate) use limit::{Algorithm, Limit, Limits};
 pub(crate) use limiter::{Guess, Limiter, Mode, OnStoreFailure, Pause, PauseRule, Queue, Scope, Sync};
-pub(crate) use route::{Breaker, Cost, CostHeader, Match, Retry, RetryOn, Route, Upstream};
+pub(crate) use route::{Body, Breaker, Cost, CostHeader, Match, Retry, RetryOn, Route, Upstream};
 pub(crate) use store::{Confirm, Redis, RedisTls, Sentinel, Store};
 
 /// The configuration of weir, an HTTP reverse proxy that keeps a fleet inside the rate limits of third-party APIs.

@@ -53,8 +53,16 @@ pub(crate) struct Route {
     /// limit is meant.
     #[schemars(extend("minItems" = 1, "maxItems" = 8, "examples" = [["youtube-project", "youtube-team"], "off"]))]
     pub(crate) limiters: Option<OffOr<Vec<String>>>,
-    /// The cost of a request, 1 to 1000000000 permits, or `{header: NAME}` for a cost named in a header. Default `1`.
-    #[schemars(extend("examples" = [5, {"header": "weir-cost", "default": 1, "max": 100}]))]
+    /// How requests' bodies are looked into, where `json:` in a `key`, `match.json` or `cost.json` asks for it. Other bodies stream.
+    #[schemars(extend("examples" = [{"max": "4MiB"}]))]
+    pub(crate) body: Option<Body>,
+    /// The cost of a request, 1 to 1000000000 permits, or `{header: NAME}` or `{json: PATH}` for a cost named in a header or in the JSON
+    /// body. Default `1`.
+    #[schemars(extend("examples" = [
+        5,
+        {"header": "weir-cost", "default": 1, "max": 100},
+        {"json": "n", "default": 1, "max": 10},
+    ]))]
     pub(crate) cost: Option<Form<Cost, CostHeader>>,
     /// Forwards `X-Forwarded-*` and `Via`. Default `false`.
     #[schemars(extend("examples" = [true]))]
@@ -94,6 +102,10 @@ pub(crate) struct Match {
     /// The headers that a request must have, each with exactly this value.
     #[schemars(extend("examples" = [{"x-tenant": "acme"}]))]
     pub(crate) headers: Option<Named<String>>,
+    /// The values that its JSON body must have at these paths: a text as it is, any other as JSON writes it. `null` is no value. A
+    /// body that is larger than `body.max`, or no JSON, has none; one in which a path can be read in more than one way gets 400.
+    #[schemars(extend("examples" = [{"model": "gpt-5"}]))]
+    pub(crate) json: Option<Named<String>>,
 }
 
 /// The upstream of a route.
@@ -154,15 +166,28 @@ pub(crate) struct Cost(#[schemars(range(min = 1, max = 1_000_000_000))] pub(crat
 
 impl ShortForm for Cost {}
 
-/// A cost named in a header of the request, or settled by the response.
+/// How requests' bodies are looked into.
+#[derive(Debug, Default, serde::Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Body {
+    /// The largest body that is looked into, at most 16MiB and `server.body_memory`. It is read before the request asks for permits,
+    /// within `server.header_timeout`; a larger one is as one without any value. Default `1MiB`.
+    #[schemars(extend("examples" = ["4MiB"]))]
+    pub(crate) max: Option<Text<Size>>,
+}
+
+/// A cost named in a header or the body of the request, or settled by the response.
 #[derive(Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CostHeader {
     /// The request's header with the cost, in ASCII digits. A header that begins with `weir-` is not forwarded. Required
-    /// without `settle`.
+    /// without `json` and `settle`.
     #[schemars(extend("examples" = ["weir-cost"]))]
     pub(crate) header: Option<String>,
-    /// The cost without the header, 1 to 1000000000. Default `1`.
+    /// The place of the cost in the request's JSON body, a whole number, in place of `header`.
+    #[schemars(extend("examples" = ["n", "parameters.sampleCount"]))]
+    pub(crate) json: Option<String>,
+    /// The cost of a request that names none, 1 to 1000000000. Default `1`.
     #[schemars(range(min = 1, max = 1_000_000_000), extend("examples" = [1]))]
     pub(crate) default: Option<i64>,
     /// The largest cost that a request may name, 1 to 1000000000; a larger one gets 400. Default: the smallest `rate`
@@ -175,7 +200,8 @@ pub(crate) struct CostHeader {
 }
 
 impl LongForm for CostHeader {
-    const EXPECTED: &'static str = "a whole number of permits, or a mapping with `header` or `settle`";
+    const EXPECTED: &'static str =
+        "a whole number of permits, or a mapping with `header`, `json` or `settle`";
 }
 
 /// Settlement of the cost by the response.

@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use super::headers::{is_own, named_header};
+use super::json::json_path;
 use super::limiter::Keyed;
 use super::place::{At, Given, all, key};
 use crate::config::model::{Cost, Settle};
@@ -45,34 +46,49 @@ fn long_form(
     cost: &Given<'_, schema::CostHeader>,
     limiters: &[&Keyed],
 ) -> Option<Cost> {
-    match key!(cost.header).get() {
-        Some(name) => by_header(check, cost, &name, limiters),
-        None => fixed(check, cost, limiters),
+    match (key!(cost.header).get(), key!(cost.json).get()) {
+        (Some(_), Some(json)) => {
+            check.problem_of_key(&json.at, "`header` and `json` exclude each other");
+            None
+        }
+        (Some(name), None) => {
+            let header = named_header(check, &name, "weir-cost");
+            if header.as_ref().is_some_and(is_own) {
+                check.problem(&name.at, "this header frames the message or addresses it; choose another");
+            }
+            let (default, max) = named(check, cost, limiters)?;
+            Some(Cost::Header { name: header?, default, max })
+        }
+        (None, Some(path)) => {
+            let path = json_path(check, &path);
+            let (default, max) = named(check, cost, limiters)?;
+            Some(Cost::Json { path: path?, default, max })
+        }
+        (None, None) => fixed(check, cost, limiters),
     }
 }
 
 fn fixed(check: &mut Check<'_>, cost: &Given<'_, schema::CostHeader>, limiters: &[&Keyed]) -> Option<Cost> {
     if cost.value.settle.is_none() {
-        return check.refuse(&cost.at, "needs `header`, or `settle`");
+        return check.refuse(&cost.at, "needs `header`, `json` or `settle`");
     }
     if cost.value.max.is_some() {
-        check.problem_of_key(&key!(cost.max).at, "is for a cost that a `header` names");
+        check.problem_of_key(
+            &key!(cost.max).at,
+            "is for a cost that the request names, by `header` or `json`",
+        );
         return None;
     }
     let default = permits(check, &key!(cost.default))?;
     can_be_granted(check, default, limiters, &key!(cost.default).at).then_some(Cost::Fixed(default))
 }
 
-fn by_header(
+/// Checks a cost that the request names: the cost of one that names none, and the largest one.
+fn named(
     check: &mut Check<'_>,
     cost: &Given<'_, schema::CostHeader>,
-    name: &Given<'_, String>,
     limiters: &[&Keyed],
-) -> Option<Cost> {
-    let header = named_header(check, name, "weir-cost");
-    if header.as_ref().is_some_and(is_own) {
-        check.problem(&name.at, "this header frames the message or addresses it; choose another");
-    }
+) -> Option<(Permits, Permits)> {
     // A limiter in shadow mode bounds no cost.
     let enforced = limiters.iter().filter(|(limiter, _)| limiter.mode == Mode::Enforce);
     let grantable = enforced.map(|(limiter, _)| limiter.cost_max_anywhere()).min();
@@ -85,8 +101,7 @@ fn by_header(
     if has_max && default > max {
         return check.refuse(&at, "`default` must not be larger than `max`");
     }
-    let fits = can_be_granted(check, default, limiters, &at);
-    fits.then_some(Cost::Header { name: header?, default, max })
+    can_be_granted(check, default, limiters, &at).then_some((default, max))
 }
 
 /// Returns whether every limiter, with all its overrides, can grant a cost at once; reports the first one that cannot. Such a cost would

@@ -13,7 +13,7 @@ use super::overrides::overrides;
 use super::pause::pause;
 use super::place::{Given, all, key};
 use crate::config::key_part::{CLIENT_IP, IPV4_PREFIX, IPV6_PREFIX};
-use crate::config::model::{KeyPart, Leave, PATIENCE_HEADERS, Patience, PauseRule};
+use crate::config::model::{JsonPath, KeyPart, Leave, PATIENCE_HEADERS, Patience, PauseRule};
 use crate::config::problem::quoted;
 use crate::config::schema::forms::{Named, Text};
 use crate::config::schema::{self, OffOr};
@@ -130,7 +130,10 @@ fn key_parts(
                 earlier.push(part.clone());
                 return Some(part);
             }
-            None => "expected header:NAME, query:NAME, host, path:N (a segment, from 0), client_ip or client",
+            None => {
+                "expected header:NAME, query:NAME, host, path:N (a segment, from 0), client_ip, client or json:PATH \
+                 (such as json:model)"
+            }
         };
         check.refuse(&text.at, fault)
     }));
@@ -144,6 +147,7 @@ fn key_part(part: &str, (ipv4, ipv6): (u8, u8)) -> Option<KeyPart> {
         None if part == CLIENT_IP => Some(KeyPart::ClientIp { ipv4, ipv6 }),
         None if part == "client" => Some(KeyPart::Client),
         Some(("header", name)) => HeaderName::try_from(name).ok().map(KeyPart::Header),
+        Some(("json", path)) => JsonPath::parse(path).map(KeyPart::Json),
         Some(("query", name)) if !name.is_empty() => Some(KeyPart::Query(name.into())),
         // Rust would also parse `+5`.
         Some(("path", segment)) if segment.bytes().all(|byte| byte.is_ascii_digit()) => {

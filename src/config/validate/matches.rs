@@ -4,6 +4,7 @@ use http::Method;
 use regex::{Regex, RegexBuilder};
 use url::Host;
 
+use super::body::json_match;
 use super::check::Check;
 use super::headers::{Purpose, headers};
 use super::place::{Given, all, key};
@@ -15,12 +16,17 @@ use crate::config::schema;
 const REGEX_BYTES_MAX: usize = 1024 * 1024;
 
 /// Checks the conditions of a route.
-pub(super) fn matches(check: &mut Check<'_>, matches: &Given<'_, schema::Match>) -> Option<Match> {
+pub(super) fn matches(
+    check: &mut Check<'_>,
+    matches: &Given<'_, schema::Match>,
+    body_max: Option<u64>,
+) -> Option<Match> {
     let path = path(check, matches);
     let host = key!(matches.host).checked(|text| host(check, &text));
     let methods = methods(check, &key!(matches.methods));
     let headers = headers(check, &key!(matches.headers), Purpose::Match);
-    Some(Match { path: path?, host: host?, methods: methods?, headers: headers? })
+    let json = key!(matches.json).checked(|json| json_match(check, &json, body_max));
+    Some(Match { path: path?, host: host?, methods: methods?, headers: headers?, json: json? })
 }
 
 fn path(check: &mut Check<'_>, matches: &Given<'_, schema::Match>) -> Option<PathMatch> {

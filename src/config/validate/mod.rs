@@ -2,18 +2,21 @@
 //!
 //! - `place`: a part of the schema together with its place in the file.
 //! - `check`: the report, and the judgements that many keys share. `pem`: those about certificates and keys.
+//! - `json`: places in JSON documents.
 //! - `warnings`: what is valid and hardly meant; `reach`: which matches an earlier one leaves to another.
 //! - One file for each section: `server`, `clients`, `store`, `limiter` with `limit`, `overrides` and `pause`, and `route` with `matches`,
-//!   `headers`, `cost`, `retry` and `upstream`.
+//!   `headers`, `body`, `cost`, `retry` and `upstream`.
 //!
 //! A section returns `None` once it has reported a problem, so nothing half-valid leaves this module. Knows the schema
 //! and the tree, and no text of YAML.
 
+mod body;
 mod breaker;
 mod check;
 mod clients;
 mod cost;
 mod headers;
+mod json;
 mod limit;
 mod limiter;
 mod matches;
@@ -67,6 +70,7 @@ pub(crate) fn validate(
         limiter_names: key!(file.limiters).at.names(),
         client_names,
         has_groups_apart: matches!(&store, Some(Store::Redis(redis)) if matches!(redis.servers, RedisServers::Cluster(_))),
+        body_memory: server.as_ref().map(|server| server.body_memory),
         errors: server.as_ref().map(|server| server.errors).unwrap_or_default(),
     };
     let routes = route::routes(&mut check, &key!(file.routes), &names);

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use super::check::{Check, DAY, MILLISECOND};
 use super::headers::{Purpose, headers};
+use super::json::json_values;
 use super::place::{Given, all, key};
-use crate::config::model::{JsonPath, PauseRule};
+use crate::config::model::PauseRule;
 use crate::config::schema::{self, OffOr};
 use crate::limiter::model::limit::PausePolicy;
 
@@ -81,16 +82,7 @@ fn one(
     let code = u16::try_from(*status.value).ok().filter(|code| (200..600).contains(code));
     let code = code.or_else(|| check.refuse(&status.at, "must be a status from 200 to 599"));
     let headers = headers(check, &key!(rule.header), Purpose::Match);
-    let json = all(key!(rule.json).entries().map(|(path, value)| {
-        let Some(path) = JsonPath::parse(path) else {
-            check.problem_of_key(
-                &value.at,
-                "expected the path of a value, such as error.code or errors.0.type",
-            );
-            return None;
-        };
-        Some((path, value.value.clone()))
-    }));
+    let json = key!(rule.json).checked(|json| json_values(check, &json));
     let lasting = rule.part(&rule.value.lasting, "for").checked(|lasting| {
         let at = lasting.at.clone();
         let lasting = check.within(&lasting, MILLISECOND..=DAY)?;
@@ -100,5 +92,11 @@ fn one(
         }
     });
     let named = rule.value.named.unwrap_or(false);
-    Some(PauseRule { status: code?, named, headers: headers?, json: json?, lasting: lasting? })
+    Some(PauseRule {
+        status: code?,
+        named,
+        headers: headers?,
+        json: json?.unwrap_or_default(),
+        lasting: lasting?,
+    })
 }

@@ -8,7 +8,7 @@ use http::header::{CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAN
 use http::{HeaderName, Method};
 use regex_syntax::hir::literal::Extractor;
 
-use crate::config::model::{HostMatch, Match, PathMatch, Route};
+use crate::config::model::{HostMatch, JsonMatch, Match, PathMatch, Route};
 
 /// Headers that end with a client's connection, so that no route sees them.
 const UNSEEN: [HeaderName; 7] = [
@@ -102,6 +102,18 @@ fn takes(earlier: &Match, later: &Match, method: Option<&Method>) -> bool {
         && takes_host(earlier.host.as_ref(), later.host.as_ref())
         && takes_path(&earlier.path, &later.path)
         && earlier.headers.iter().all(|header| later.headers.contains(header))
+        && takes_json(earlier.json.as_deref(), later.json.as_deref())
+}
+
+fn takes_json(earlier: Option<&JsonMatch>, later: Option<&JsonMatch>) -> bool {
+    match (earlier, later) {
+        (None, _) => true,
+        (Some(earlier), Some(later)) => {
+            earlier.body_bytes_max >= later.body_bytes_max
+                && earlier.values.iter().all(|value| later.values.contains(value))
+        }
+        (Some(_), None) => false,
+    }
 }
 
 fn takes_host(earlier: Option<&HostMatch>, later: Option<&HostMatch>) -> bool {
@@ -134,6 +146,7 @@ mod tests {
     use regex::Regex;
 
     use super::*;
+    use crate::config::model::JsonPath;
 
     fn path(path: PathMatch) -> Match {
         Match { path, ..Match::default() }
@@ -199,6 +212,24 @@ mod tests {
         assert!(!takes(&get, &Match::default(), None));
         assert!(takes(&get, &get, Some(&Method::GET)));
         assert!(!takes(&get, &get, Some(&Method::POST)));
+    }
+
+    #[test]
+    fn a_body_with_more_conditions_is_taken_by_one_with_fewer() {
+        let json = |values: &[(&str, &str)], body_bytes_max| Match {
+            json: Some(Box::new(JsonMatch {
+                values: values
+                    .iter()
+                    .map(|(path, value)| (JsonPath::parse(path).unwrap(), (*value).to_owned()))
+                    .collect(),
+                body_bytes_max,
+            })),
+            ..Match::default()
+        };
+        let (some, more) = (json(&[("a", "1")], 10), json(&[("b", "2"), ("a", "1")], 10));
+        assert!(takes(&Match::default(), &some, None) && takes(&some, &more, None));
+        assert!(!takes(&more, &some, None) && !takes(&some, &Match::default(), None));
+        assert!(!takes(&some, &json(&[("a", "1")], 11), None), "larger bodies go on");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::body::{body_max, can_be_read};
 use super::breaker::breaker;
 use super::check::{Check, NAME_EXPECTED};
 use super::cost::{cost, settle};
@@ -29,6 +30,8 @@ pub(super) struct Names<'a> {
     pub(super) client_names: Vec<&'a str>,
     /// True if each group of limiters has its own slot of a Redis Cluster, so that no call can book in two groups.
     pub(super) has_groups_apart: bool,
+    /// `server.body_memory`, if it is valid.
+    pub(super) body_memory: Option<u64>,
     /// The form of weir's own responses where a route names none.
     pub(super) errors: Errors,
 }
@@ -64,7 +67,8 @@ fn one(check: &mut Check<'_>, route: &Given<'_, schema::Route>, names: &Names<'_
         check.problem(&key!(route.name).at, NAME_EXPECTED);
     }
     let conditions = route.part(&written.matches, "match");
-    let matches = matches(check, &conditions);
+    let body_bytes_max = body_max(check, &key!(route.body));
+    let matches = matches(check, &conditions, body_bytes_max);
     let upstream = upstream(check, &key!(route.upstream));
     let strip_prefix = key!(route.strip_prefix).checked(|prefix| strip_prefix(check, &prefix, &conditions));
     let set_headers = headers(check, &key!(route.set_headers), Purpose::Set);
@@ -82,9 +86,14 @@ fn one(check: &mut Check<'_>, route: &Given<'_, schema::Route>, names: &Names<'_
             patience.push(told.clone());
         }
     }
+    let (matches, cost, body_bytes_max) = (matches?, cost?, body_bytes_max?);
+    let sizes = (body_bytes_max, names.body_memory);
+    if !can_be_read(check, &key!(route.body).at, sizes, (&matches, &limiters, &cost)) {
+        return None;
+    }
     Some(Route {
         name: written.name.as_str().into(),
-        matches: matches?,
+        matches,
         upstream: upstream?,
         strip_prefix: strip_prefix?,
         set_headers: set_headers?,
@@ -96,7 +105,8 @@ fn one(check: &mut Check<'_>, route: &Given<'_, schema::Route>, names: &Names<'_
         limiters: keyed.collect(),
         pause_rules: limiters.iter().map(|(_, reading)| Arc::clone(&reading.pause_rules)).collect(),
         patience,
-        cost: cost?,
+        body_bytes_max,
+        cost,
         settle: settle?,
         retry: retry?,
         breaker: breaker?,

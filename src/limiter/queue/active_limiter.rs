@@ -29,6 +29,8 @@ const SPARSE: usize = 4;
 #[derive(Default)]
 pub(in crate::limiter) struct Counts {
     waiting: AtomicI64,
+    /// Those among them that have not asked yet.
+    outside: AtomicI64,
     granted: AtomicU64,
     refused: AtomicU64,
     /// The longest wait for a permit since [`Counts::take_longest_wait`] was last called.
@@ -38,6 +40,11 @@ pub(in crate::limiter) struct Counts {
 impl Counts {
     pub(in crate::limiter) fn waiting(&self) -> u32 {
         u32::try_from(self.waiting.load(Ordering::Relaxed).max(0)).unwrap_or(u32::MAX)
+    }
+
+    /// Counts requests that wait before they ask; returns how many did before.
+    pub(in crate::limiter) fn add_outside(&self, more: i64) -> u32 {
+        u32::try_from(self.outside.fetch_add(more, Ordering::Relaxed)).unwrap_or_default()
     }
 
     pub(in crate::limiter) fn granted(&self) -> u64 {

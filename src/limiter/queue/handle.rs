@@ -31,7 +31,7 @@ const IN_FLIGHT_MAX: u32 = 128;
 const IN_FLIGHT_LOW: u32 = IN_FLIGHT_MAX / 2;
 
 /// The `retry_after` of a full intake: by then the store has answered, or counts as unreachable.
-const INTAKE_RETRY: Micros = Micros::from_millis(100);
+pub(in crate::limiter) const INTAKE_RETRY: Micros = Micros::from_millis(100);
 
 /// A queue, as its requests, permits and worker share it.
 pub(in crate::limiter) struct Queue {

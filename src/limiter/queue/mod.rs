@@ -5,6 +5,7 @@
 //! - [`worker`]: the task that owns the waiting requests ([`cost_queue`], [`request`]) and talks to the store.
 //! - [`prefetch`]: permits booked before anybody asks; [`refusal_cache`]: refusals without a call to the store.
 //! - [`upstream_report`]: what an upstream's answer says of its quota; [`shadow`]: limiters that only count.
+//! - [`outside`]: requests that wait before they can ask.
 //! - [`active_limiter`]: a limiter in use, as all its queues share it.
 //!
 //! Knows neither routes nor the configuration: the registry above decides which limiters and queues there are.
@@ -16,6 +17,7 @@ pub(in crate::limiter) mod handle;
 pub(in crate::limiter) mod inbox;
 pub(in crate::limiter) mod known_pauses;
 pub(in crate::limiter) mod limiter_pauses;
+pub mod outside;
 pub(in crate::limiter) mod pause;
 pub mod permit;
 pub(in crate::limiter) mod prefetch;

@@ -9,6 +9,7 @@ use crate::limiter::model::{Limiter, LimiterName, Partition, Refusal};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::guard::QueueGuard;
 use crate::limiter::queue::handle::Queue;
+use crate::limiter::queue::outside::WaitingOutside;
 use crate::limiter::queue::permit::{OriginQueue, Permit, PermitReport, Receipt};
 use crate::limiter::queue::shadow::Shadows;
 use crate::limiter::queue::ticket::{Answered, Demand, Entered};
@@ -108,6 +109,14 @@ impl LimiterSet {
             Entered::Waiting(ticket) => ticket.shadows = shadows,
         }
         Ok(entered)
+    }
+
+    /// Counts a request among those that wait, before it is known which permits it needs.
+    ///
+    /// # Errors
+    /// The refusal, if as many wait as may.
+    pub fn wait_outside(&self) -> Result<WaitingOutside, Refusal> {
+        WaitingOutside::enter(self.inner.limiters.iter().map(|(active, _)| active))
     }
 
     /// Reports the quota signals in an upstream's answer to the limiters. `partitions` are those with which the request

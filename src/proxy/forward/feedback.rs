@@ -13,7 +13,7 @@ use super::plan::Plan;
 use super::rejection::{self, Asked, BodyRules};
 use crate::limiter::{Receipt, UpstreamSignal, Window};
 use crate::proxy::messages::quota::{Quota, QuotaWindow};
-use crate::proxy::messages::{response, settle};
+use crate::proxy::messages::{coding, response, settle};
 use crate::proxy::route::table::Route;
 
 /// Reports a response that arrived `elapsed` after its request was sent. Returns what its body has still to decide.
@@ -62,7 +62,7 @@ pub(crate) fn report(
         wait,
         since: Instant::now(),
         is_rejection,
-        coding: BodyRules::coding(headers),
+        coding: coding::name(headers),
         begin: Vec::new(),
     }))
 }

@@ -9,14 +9,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::Either;
 use http::header::{CONNECTION, UPGRADE};
+use http::uri::PathAndQuery;
 use http::{HeaderValue, Method, Request, Response, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tokio::time::{Instant, sleep};
 
 use super::admission::admit;
+use super::body_ahead;
 use super::outgoing::Outgoing;
-use super::plan::Plan;
+use super::plan::{Notes, Plan};
 use super::record::Record;
 use super::response_body::ResponseBody;
 use super::retry::Retries;
@@ -24,15 +26,17 @@ use super::send::{Sent, send};
 use super::tunnel::Tunnel;
 use crate::limiter::{Demand, Permit};
 use crate::proxy::error::ProxyError;
-use crate::proxy::listen::client::Client;
+use crate::proxy::listen::client::{Client, Sender};
+use crate::proxy::messages::body_facts::{Asked, BodyFacts};
 use crate::proxy::messages::client_body::ClientBody;
 use crate::proxy::messages::form::Reader;
 use crate::proxy::messages::header_flags::HeaderFlags;
 use crate::proxy::messages::request_body::Rest;
 use crate::proxy::messages::response::{self, SWITCHING_PROTOCOLS};
 use crate::proxy::messages::{headers, request_body, request_head};
+use crate::proxy::route::caller;
 use crate::proxy::route::links::Links;
-use crate::proxy::route::table::Table;
+use crate::proxy::route::table::{Route, Table};
 use crate::proxy::upstream::lease::Lease;
 use crate::telemetry::{Outcome, Trace};
 
@@ -42,10 +46,10 @@ const RESET_AFTER: Duration = Duration::from_millis(250);
 
 /// Answers a request, whatever happens to it.
 ///
-/// The plan is made at once and not in the future, so that the future holds neither the request as it came nor the table. The future is
-/// boxed here, and not by the connection, so that only a pointer is passed on; most connections are idle most of the time.
+/// The plan is made at once and not in the future, so that the future holds neither the request as it came nor the table, unless the plan
+/// depends on the body. The future is boxed here, and not by the connection, so that only a pointer is passed on; most connections are idle most of the time.
 pub(crate) fn handle(
-    table: &Table,
+    table: &Arc<Table>,
     trace: Option<Box<Trace>>,
     client: Arc<Client>,
     request: Request<ClientBody>,
@@ -53,32 +57,116 @@ pub(crate) fn handle(
     let arrived = Instant::now();
     let mut record = Box::new(Record::begin(table, trace, &client, &request, arrived));
     let flags = HeaderFlags::of(request.headers());
-    let reader = Reader::of(&request, flags);
-    // A client that waits for 100 Continue has not begun to send a body.
-    let sends_body = !request_head::expects_continue(request.headers(), flags);
-    let version = request.version();
+    let origin = Origin {
+        reader: Reader::of(&request, flags),
+        sends_body: !request_head::expects_continue(request.headers(), flags),
+        version: request.version(),
+    };
     if request.method() == Method::CONNECT {
         // Behind it the client sends what it means for the other end of a tunnel, which must not be read as a request.
         client.unread.set();
     }
-    match Plan::make(table, client.sender(), &request, (flags, arrived), &mut *record) {
+    let has_facts = !table.json_paths().is_empty() && !http_body::Body::is_end_stream(request.body());
+    let body = if has_facts { BodyFacts::unread() } else { BodyFacts::nothing() };
+    let made = Plan::make(table, client.sender(), &request, (flags, arrived, &body), &mut *record);
+    if let Some(asked) = body.asked()
+        && let Some(route) = asker(table, asked, &made, (&request, client.sender()))
+    {
+        record.routed(&route);
+        let again = Again { table: Arc::clone(table), asked, route, flags, arrived };
+        return Either::Left(Box::pin(plan_by_body(again, request, origin, record, client)));
+    }
+    Either::Right(match made {
         Err(error) => {
-            let unread = Unread { body: Some(request.into_body()), sends_body, version };
-            Either::Left(Box::pin(refuse(error, reader, unread, record, client)))
+            let unread = Unread { body: Some(request.into_body()), origin };
+            Either::Left(Box::pin(refuse(error, unread, record, client)))
         }
         Ok((mut plan, target)) => {
-            plan.body_bytes = http_body::Body::size_hint(request.body()).lower();
-            let mut outgoing = Outgoing::new(&plan, target, request);
-            Either::Right(Box::pin(async move {
-                match forward(&plan, &client, &mut outgoing, &mut record).await {
-                    Ok(answer) => Ok(answer.finish(record, &client)),
-                    Err(error) => {
-                        record.came_back(Err(&error));
-                        let unread = Unread { body: outgoing.body.take(), sends_body, version };
-                        refuse(error, reader, unread, record, client).await
-                    }
-                }
-            }))
+            plan.body_bytes = request.body().bytes_to_come();
+            let outgoing = Outgoing::new(&plan, target, request);
+            Either::Right(Box::pin(pass(plan, outgoing, origin, record, client)))
+        }
+    })
+}
+
+/// What a response that weir makes depends on, beside its reason.
+#[derive(Clone, Copy)]
+struct Origin {
+    reader: Reader,
+    /// False if the client waits for 100 Continue, and so has not begun to send a body.
+    sends_body: bool,
+    /// The version of HTTP.
+    version: Version,
+}
+
+/// Returns the route that needs the body, if it is to be read. That of a caller whom neither this route nor the one that was found
+/// knows is not.
+fn asker(
+    table: &Table,
+    asked: Asked,
+    made: &Result<(Plan, PathAndQuery), ProxyError>,
+    (request, sender): (&Request<ClientBody>, Sender<'_>),
+) -> Option<Arc<Route>> {
+    let Some(rank) = asked.rank else { return made.as_ref().ok().map(|(plan, _)| Arc::clone(&plan.route)) };
+    let route = table.at_rank(rank)?;
+    let may_be_known =
+        || caller::identify(table.clients(), request.headers(), sender.names, Some(&route.rule)).is_ok();
+    let is_wanted = !matches!(made, Err(ProxyError::UnknownClient)) || may_be_known();
+    is_wanted.then(|| Arc::clone(route))
+}
+
+/// A plan that has to be made again, by the body.
+struct Again {
+    table: Arc<Table>,
+    asked: Asked,
+    route: Arc<Route>,
+    flags: HeaderFlags,
+    arrived: Instant,
+}
+
+/// Reads the body, makes the plan again by its facts, and answers the request.
+async fn plan_by_body(
+    again: Again,
+    mut request: Request<ClientBody>,
+    mut origin: Origin,
+    mut record: Box<Record>,
+    client: Arc<Client>,
+) -> Result<Response<ResponseBody>, Infallible> {
+    let Again { table, asked, route, flags, arrived } = again;
+    let read = body_ahead::read(&table, (asked, &route), (&client, arrived), &mut request).await;
+    // Reading it has told the client to continue.
+    origin.sends_body = true;
+    let made = read.and_then(|body| {
+        Plan::make(&table, client.sender(), &request, (flags, arrived, &body), &mut *record)
+    });
+    drop((table, route));
+    match made {
+        Err(error) => {
+            let unread = Unread { body: Some(request.into_body()), origin };
+            refuse(error, unread, record, client).await
+        }
+        Ok((mut plan, target)) => {
+            plan.body_bytes = request.body().bytes_to_come();
+            let outgoing = Outgoing::new(&plan, target, request);
+            pass(plan, outgoing, origin, record, client).await
+        }
+    }
+}
+
+/// Answers a request by its plan.
+async fn pass(
+    plan: Plan,
+    mut outgoing: Outgoing,
+    origin: Origin,
+    mut record: Box<Record>,
+    client: Arc<Client>,
+) -> Result<Response<ResponseBody>, Infallible> {
+    match forward(&plan, &client, &mut outgoing, &mut record).await {
+        Ok(answer) => Ok(answer.finish(record, &client)),
+        Err(error) => {
+            record.came_back(Err(&error));
+            let unread = Unread { body: outgoing.body.take(), origin };
+            refuse(error, unread, record, client).await
         }
     }
 }
@@ -87,16 +175,12 @@ pub(crate) fn handle(
 struct Unread {
     /// The body, unless it was sent.
     body: Option<ClientBody>,
-    /// False if the client waits for 100 Continue.
-    sends_body: bool,
-    /// The version of HTTP.
-    version: Version,
+    origin: Origin,
 }
 
 /// Answers a request with an error at once, whatever the client is still sending.
 async fn refuse(
     error: ProxyError,
-    reader: Reader,
     mut unread: Unread,
     mut record: Box<Record>,
     client: Arc<Client>,
@@ -105,7 +189,7 @@ async fn refuse(
     if let ProxyError::Refused { refusal, .. } = &error {
         record.permits_refused(refusal.limiter());
     }
-    let response = record.refused(response::refuse(&error, reader, record.errors));
+    let response = record.refused(response::refuse(&error, unread.origin.reader, record.errors));
     if let Some(body) = unread.body.take().filter(|body| !http_body::Body::is_end_stream(body)) {
         Box::pin(leave_unread(unread, body, client)).await;
     }
@@ -115,13 +199,16 @@ async fn refuse(
 /// Leaves the body of a refused request. A short one is read to its end behind the response, which keeps the connection. With any other
 /// the connection of HTTP/1 ends, and the stream of HTTP/2 is reset.
 async fn leave_unread(unread: Unread, body: ClientBody, client: Arc<Client>) {
-    let rest = if unread.sends_body { request_body::drop_arrived(body).await } else { Rest::Long(body) };
+    let rest =
+        if unread.origin.sends_body { request_body::drop_arrived(body).await } else { Rest::Long(body) };
     match rest {
         Rest::Nothing => {}
-        Rest::Long(body) if unread.version == Version::HTTP_2 => behind_response(&client, async move {
-            sleep(RESET_AFTER).await;
-            drop(body);
-        }),
+        Rest::Long(body) if unread.origin.version == Version::HTTP_2 => {
+            behind_response(&client, async move {
+                sleep(RESET_AFTER).await;
+                drop(body);
+            });
+        }
         Rest::Long(_) => client.unread.set(),
         Rest::Short(mut body) => {
             let mark = client.unread.clone();

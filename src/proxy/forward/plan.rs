@@ -14,6 +14,7 @@ use crate::config::model::{Http2, Route as Rule};
 use crate::limiter::{Demand, Partition};
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Sender;
+use crate::proxy::messages::body_facts::BodyFacts;
 use crate::proxy::messages::end_to_end::EndToEnd;
 use crate::proxy::messages::header_flags::HeaderFlags;
 use crate::proxy::messages::patience::ClientPatience;
@@ -69,12 +70,13 @@ pub(crate) struct Plan {
 impl Plan {
     /// Makes the plan, and the path and query for the upstream.
     ///
-    /// The caller is identified first, so that an unknown one learns nothing of the routes.
+    /// The caller is identified first, so that an unknown one learns nothing of the routes. If a decision needed the body and it was not
+    /// read ([`BodyFacts::asked`]), the plan is that of a request without one.
     pub(crate) fn make<B>(
         table: &Table,
         sender: Sender<'_>,
         request: &Request<B>,
-        (flags, arrived): (HeaderFlags, Instant),
+        (flags, arrived, body): (HeaderFlags, Instant, &BodyFacts),
         notes: &mut impl Notes,
     ) -> Result<(Plan, PathAndQuery), ProxyError> {
         let address = caller::address(&table.server().trusted_proxies, sender.peer, request.headers());
@@ -87,7 +89,7 @@ impl Plan {
         let upgrade = request_head::upgrade(request, flags);
         // What selects a route, a partition or a cost is what the client sends to the upstream, before the route changes any of it.
         let read = &EndToEnd::new(headers, flags, upgrade.is_some());
-        let target = Target { host, path: uri.path(), method: request.method(), headers: read };
+        let target = Target { host, path: uri.path(), method: request.method(), headers: read, body };
         notes.target(target);
         let found = table.route(target);
         let rule = found.as_ref().ok().map(|route| &route.rule);
@@ -100,8 +102,9 @@ impl Plan {
         let answer_time = || route.answer_times.percentile_90();
         let patience = ClientPatience::of(headers, flags, &route.rule.patience, answer_time)?;
         let wait_max = patience.as_ref().map(|patience| patience.wait(answer_time));
-        let demand = Demand { cost: request_head::cost(read, &route.rule.cost)?, wait_max };
-        let facts = Facts { headers: read, uri, host, address, client: caller.name.as_deref() };
+        let body = body.up_to(route.rule.body_bytes_max);
+        let demand = Demand { cost: request_head::cost(read, body, &route.rule.cost)?, wait_max };
+        let facts = Facts { headers: read, uri, host, address, client: caller.name.as_deref(), body };
         notes.keys(facts, &route.rule);
         let partitions = facts.partitions(&route.rule.limiters)?;
         // HTTP/2 cannot switch protocols, so the request goes on without the wish, as RFC 9110 (7.8) allows.

@@ -1,19 +1,17 @@
 //! Tells which limiters a response pauses, by their rules: from its head where that is enough, otherwise from the begin of its body while
 //! that goes on to the client.
 
-use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use flate2::read::{MultiGzDecoder, ZlibDecoder};
-use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, StatusCode};
 use tokio::time::Instant;
 
 use crate::config::model::PauseRule;
 use crate::limiter::model::LimiterName;
 use crate::limiter::{AskedPause, Partition, Receipt, UpstreamSignal};
+use crate::proxy::messages::coding;
 use crate::proxy::messages::json::value_at;
 use crate::proxy::route::table::Route;
 
@@ -89,12 +87,6 @@ pub(crate) struct BodyRules {
 }
 
 impl BodyRules {
-    /// Returns the content coding of a body.
-    pub(crate) fn coding(headers: &HeaderMap) -> Box<str> {
-        let coding = headers.get(CONTENT_ENCODING).and_then(|coding| coding.to_str().ok());
-        coding.unwrap_or_default().trim().to_ascii_lowercase().into()
-    }
-
     /// Looks at a further piece of the body. Returns whether it wants to see more.
     pub(crate) fn see(&mut self, piece: &Bytes) -> bool {
         let room = LOOKED_AT_MAX - self.begin.len();
@@ -104,7 +96,7 @@ impl BodyRules {
 
     /// Returns what the body decides.
     fn decide(&self) -> Vec<(LimiterName, AskedPause)> {
-        let document = decoded(&self.coding, &self.begin);
+        let document = coding::begin(&self.coding, &self.begin, LOOKED_AT_MAX);
         let wait = self.wait.map(|wait| wait.saturating_sub(self.since.elapsed()));
         let says = |rule: &&PauseRule| {
             rule.json.iter().all(|(path, value)| value_at(&document, path).as_ref() == Some(value))
@@ -126,46 +118,5 @@ impl Drop for BodyRules {
         }
         let signal = UpstreamSignal { is_rejection: !self.is_rejection, pauses, windows: Vec::new() };
         limiter_set.report_upstream(&self.partitions, &self.receipt, signal);
-    }
-}
-
-/// Takes the content coding off the begin of a body, as far as it is whole. Nothing is left of one in a coding that is not known.
-fn decoded(coding: &str, begin: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::new();
-    // An error is the end of what has come.
-    let _ = match coding {
-        "" | "identity" => return begin.to_vec(),
-        "gzip" | "x-gzip" => MultiGzDecoder::new(begin).take(LOOKED_AT_MAX as u64).read_to_end(&mut plain),
-        "deflate" => ZlibDecoder::new(begin).take(LOOKED_AT_MAX as u64).read_to_end(&mut plain),
-        _ => Ok(0),
-    };
-    plain
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::Write;
-
-    use flate2::Compression;
-    use flate2::write::{GzEncoder, ZlibEncoder};
-
-    use super::*;
-
-    #[test]
-    fn the_begin_of_a_coded_body_is_read() {
-        let plain = br#"{"error": {"code": "insufficient_quota"}, "more": ""#;
-        let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-        gzip.write_all(plain).unwrap();
-        let gzip = gzip.finish().unwrap();
-        let mut zlib = ZlibEncoder::new(Vec::new(), Compression::default());
-        zlib.write_all(plain).unwrap();
-        assert_eq!(decoded("", plain), plain);
-        assert_eq!(decoded("gzip", &gzip), plain);
-        assert_eq!(decoded("deflate", &zlib.finish().unwrap()), plain);
-        assert_eq!(decoded("br", plain), b"");
-        assert!(plain.starts_with(&decoded("gzip", &gzip[..gzip.len() - 12])), "cut off");
-        let mut bomb = GzEncoder::new(Vec::new(), Compression::best());
-        bomb.write_all(&vec![b' '; 50_000_000]).unwrap();
-        assert_eq!(decoded("gzip", &bomb.finish().unwrap()).len(), LOOKED_AT_MAX);
     }
 }

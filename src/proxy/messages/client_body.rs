@@ -1,7 +1,9 @@
-//! The body of a request as it comes from the client. Over HTTP/2, the window of its stream becomes wide when more of it is waited for.
+//! The body of a request as it comes from the client, and the begin of it that was read ahead. Over HTTP/2, the window of its stream
+//! becomes wide when more of it is waited for.
 //!
 //! Knows nothing of connections.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -21,6 +23,19 @@ pub(crate) struct ClientBody {
     window: Option<Window>,
     /// True if all of the body fits into the narrow window, unless it is padded, so that the first wait is for what is on its way.
     is_on_its_way: bool,
+    /// What was read ahead, if anything was.
+    ahead: Option<Box<Ahead>>,
+}
+
+/// The begin of a body that was read ahead.
+#[derive(Default)]
+struct Ahead {
+    /// The pieces that nobody has taken yet.
+    pieces: VecDeque<Frame<Bytes>>,
+    /// The bytes in them.
+    bytes: u64,
+    /// True if nothing comes behind them.
+    is_whole: bool,
 }
 
 impl ClientBody {
@@ -29,12 +44,32 @@ impl ClientBody {
         let is_on_its_way = window.as_ref().is_some_and(|window| {
             incoming.size_hint().exact().is_some_and(|length| length <= u64::from(window.size()))
         });
-        ClientBody { incoming, window, is_on_its_way }
+        ClientBody { incoming, window, is_on_its_way, ahead: None }
     }
 
     /// Polls for what has arrived, and asks the client for nothing more.
     pub(crate) fn poll_arrived(&mut self, context: &mut Context<'_>) -> Poll<Piece> {
+        if let Some(ahead) = &mut self.ahead {
+            if let Some(piece) = ahead.pieces.pop_front() {
+                ahead.bytes -= piece.data_ref().map_or(0, Bytes::len) as u64;
+                return Poll::Ready(Some(Ok(piece)));
+            }
+            if ahead.is_whole {
+                return Poll::Ready(None);
+            }
+        }
         Pin::new(&mut self.incoming).poll_frame(context)
+    }
+
+    /// Puts pieces that were polled back in front of the rest; `is_whole` says that there is no rest.
+    pub(crate) fn put_back(&mut self, pieces: VecDeque<Frame<Bytes>>, is_whole: bool) {
+        let bytes = pieces.iter().filter_map(Frame::data_ref).map(|piece| piece.len() as u64).sum();
+        self.ahead = Some(Box::new(Ahead { pieces, bytes, is_whole }));
+    }
+
+    /// Returns the bytes that are still to come from the client, as far as it tells.
+    pub(crate) fn bytes_to_come(&self) -> u64 {
+        self.incoming.size_hint().lower()
     }
 }
 
@@ -54,10 +89,23 @@ impl Body for ClientBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
+        match &self.ahead {
+            Some(ahead) => ahead.pieces.is_empty() && (ahead.is_whole || self.incoming.is_end_stream()),
+            None => self.incoming.is_end_stream(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
+        let hint = self.incoming.size_hint();
+        let Some(ahead) = &self.ahead else { return hint };
+        match hint.exact() {
+            Some(exact) => SizeHint::with_exact(exact + ahead.bytes),
+            // A length would frame the body anew, and leave no place for its trailers.
+            None => {
+                let mut known = SizeHint::new();
+                known.set_lower(hint.lower() + ahead.bytes);
+                known
+            }
+        }
     }
 }

@@ -2,13 +2,16 @@
 //!
 //! Knows nothing of connections, routes and limiters. Status codes occur in [`response`] alone.
 
+pub(crate) mod body_facts;
 pub(crate) mod client_body;
+pub(crate) mod coding;
 pub(crate) mod end_to_end;
 pub(crate) mod form;
 pub(crate) mod header_flags;
 pub(crate) mod headers;
 pub(crate) mod idle_timer;
 pub(crate) mod json;
+pub(crate) mod json_values;
 pub(crate) mod patience;
 pub(crate) mod quota;
 pub(crate) mod request_body;

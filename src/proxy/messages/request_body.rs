@@ -174,7 +174,7 @@ impl http_body::Body for RequestBody {
 }
 
 /// Returns whether an HTTP/1.1 body is malformed, in contrast to one that broke off.
-fn is_malformed(error: &hyper::Error) -> bool {
+pub(crate) fn is_malformed(error: &hyper::Error) -> bool {
     matches!(io_kind(error), Some(ErrorKind::InvalidData | ErrorKind::InvalidInput))
 }
 

@@ -3,11 +3,13 @@
 //! Changes no header, and knows nothing of routes and sockets.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 
 use http::header::{ACCEPT, CONNECTION, CONTENT_TYPE, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 
+use super::body_facts::Body;
 use super::end_to_end::{EndToEnd, contradicts_length, elements};
 use super::header_flags::HeaderFlags;
 use crate::config::model::Cost;
@@ -127,15 +129,18 @@ fn normalize_host(authority_host: &str) -> Cow<'_, str> {
 }
 
 /// Returns the cost of a request by the route's rule.
-pub(crate) fn cost(headers: &EndToEnd<'_>, rule: &Cost) -> Result<Permits, ProxyError> {
-    let (name, default, max) = match rule {
+pub(crate) fn cost(headers: &EndToEnd<'_>, body: Body<'_>, rule: &Cost) -> Result<Permits, ProxyError> {
+    let (named, name, default, max): (_, &dyn Display, _, _) = match rule {
         Cost::Fixed(cost) => return Ok(*cost),
-        Cost::Header { name, default, max } => (name, *default, *max),
+        Cost::Header { name, default, max } => (headers.one(name)?, name, *default, *max),
+        Cost::Json { path, default, max } => {
+            (body.useful(path)?.map(|value| Cow::Borrowed(value.as_bytes())), path, *default, *max)
+        }
     };
-    let Some(line) = headers.one(name)? else { return Ok(default) };
-    let cost = std::str::from_utf8(&line).ok().and_then(units::number);
+    let Some(named) = named else { return Ok(default) };
+    let cost = std::str::from_utf8(&named).ok().and_then(units::number);
     let cost = cost.and_then(Permits::new).filter(|cost| *cost <= max);
-    cost.ok_or_else(|| ProxyError::BadCost { header: name.clone(), max })
+    cost.ok_or_else(|| ProxyError::BadCost { name: name.to_string().into(), max })
 }
 
 /// Returns whether the client waits for `100 Continue` before it sends its body.

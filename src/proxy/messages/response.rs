@@ -33,6 +33,8 @@ const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#qu
 const QUOTA_EXCEEDED_TITLE: &str = "Request cannot be satisfied as assigned quota has been exceeded";
 /// The usual size of a policy in `RateLimit-Policy`, to allocate once.
 const POLICY_BYTES: usize = 48;
+/// The time after which a request comes back for which there was no memory. Nobody knows when there is some again.
+const MEMORY_RETRY: Micros = Micros::from_millis(1000);
 /// The `WWW-Authenticate` of a 401.
 const CHALLENGE: &str = "Bearer realm=\"weir\"";
 
@@ -171,6 +173,7 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
         ProxyError::Draining => (StatusCode::SERVICE_UNAVAILABLE, "draining", Refused),
         ProxyError::RequestTimeout => (StatusCode::REQUEST_TIMEOUT, "request_timeout", Failed),
         ProxyError::ClientGone => (StatusCode::BAD_REQUEST, "bad_request", Cancelled),
+        ProxyError::NoBodyMemory => (StatusCode::TOO_MANY_REQUESTS, "queue_full", Refused),
         ProxyError::UpstreamUnavailable { .. } => {
             (StatusCode::SERVICE_UNAVAILABLE, "upstream_unavailable", Refused)
         }
@@ -188,6 +191,7 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
     };
     let retry_after = match error {
         ProxyError::UpstreamUnavailable { retry_after } => Some(Micros::from(*retry_after)),
+        ProxyError::NoBodyMemory => Some(MEMORY_RETRY),
         _ => None,
     };
     Verdict { status, code, outcome, detail, retry_after, quota: None }

@@ -84,6 +84,14 @@ impl BodyMemory {
     }
 }
 
+impl BodyMemory {
+    /// Takes room for a block of `bytes` of a body that a decision needs, if there is any now.
+    pub(crate) fn take_now(&self, bytes: usize) -> Option<Used> {
+        let wanted = u32::try_from(units(bytes as u64)).ok()?;
+        Some(Used(Arc::clone(&self.waiting).try_acquire_many_owned(wanted).ok()?))
+    }
+}
+
 /// Returns how many units hold these bytes, at most what a semaphore can count.
 fn units(bytes: u64) -> usize {
     usize::try_from(bytes.div_ceil(UNIT as u64)).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)
@@ -125,6 +133,7 @@ mod tests {
         let mut asking = memory.ask(Part::Waiting, 1);
         assert!((&mut asking).now_or_never().is_none());
         assert!(memory.ask(Part::Turn, 1).now_or_never().is_some());
+        assert!(memory.take_now(1).is_none());
         let (used, bytes) = rooms[0].take(10_000).expect("room");
         assert_eq!(bytes, 3 * UNIT);
         rooms.remove(0);

@@ -13,6 +13,7 @@ use crate::config::model::{KeyPart, network};
 use crate::limiter::Partition;
 use crate::limiter::model::LimiterName;
 use crate::proxy::error::ProxyError;
+use crate::proxy::messages::body_facts::Body;
 use crate::proxy::messages::end_to_end::EndToEnd;
 use crate::proxy::route::{path, query};
 
@@ -29,6 +30,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) address: IpAddr,
     /// The client's name, if `clients` are configured.
     pub(crate) client: Option<&'a str>,
+    /// The body as the route sees it.
+    pub(crate) body: Body<'a>,
 }
 
 impl Facts<'_> {
@@ -86,6 +89,7 @@ impl Facts<'_> {
                 Some(Cow::Owned(network(self.address, *ipv4, *ipv6).to_string().into_bytes()))
             }
             KeyPart::Client => self.client.map(|name| Cow::Borrowed(name.as_bytes())),
+            KeyPart::Json(path) => self.body.vital(path)?.map(|value| Cow::Borrowed(value.as_bytes())),
         })
     }
 }
@@ -107,6 +111,7 @@ mod tests {
     use crate::config::model::KeyPart;
     use crate::limiter::Partition;
     use crate::limiter::model::LimiterName;
+    use crate::proxy::messages::body_facts::BodyFacts;
     use crate::proxy::messages::end_to_end::EndToEnd;
     use crate::proxy::messages::header_flags::HeaderFlags;
 
@@ -118,12 +123,14 @@ mod tests {
         }
         let uri: Uri = uri.parse().unwrap();
         let flags = HeaderFlags::of(&headers);
+        let body = BodyFacts::nothing();
         let facts = Facts {
             headers: &EndToEnd::new(&headers, flags, false),
             uri: &uri,
             host: "api.example.com",
             address: "::ffff:10.0.0.1".parse().unwrap(),
             client: Some("billing"),
+            body: body.up_to(0),
         };
         let value = facts.value(part).map_err(|_| ())?;
         Ok(value.map(|value| String::from_utf8(value.into_owned()).unwrap()))
@@ -181,12 +188,14 @@ mod tests {
             limiter(vec![KeyPart::Host, KeyPart::Query("q".into())]),
         ];
         let headers = HeaderMap::new();
+        let body = BodyFacts::nothing();
         let facts = Facts {
             headers: &EndToEnd::new(&headers, HeaderFlags::of(&headers), false),
             uri: &Uri::from_static("/"),
             host: "h",
             address: "10.0.0.1".parse().unwrap(),
             client: None,
+            body: body.up_to(0),
         };
         let host = Some(&b"h"[..]);
         let expected = [None, Some(Partition::of([host])), Some(Partition::of([host, None]))];

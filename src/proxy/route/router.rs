@@ -9,8 +9,9 @@ use std::collections::HashMap;
 use http::{HeaderName, HeaderValue, Method};
 
 use super::path::{self, Forms, strip};
-use crate::config::model::{HostMatch, Match, PathMatch};
+use crate::config::model::{HostMatch, JsonMatch, JsonPath, Match, PathMatch};
 use crate::proxy::error::ProxyError;
+use crate::proxy::messages::body_facts::BodyFacts;
 use crate::proxy::messages::end_to_end::EndToEnd;
 
 /// The parts of a request that the router looks at.
@@ -24,6 +25,8 @@ pub(crate) struct Target<'a> {
     pub(crate) method: &'a Method,
     /// The headers that the client sent, without those that end with its connection.
     pub(crate) headers: &'a EndToEnd<'a>,
+    /// The facts of the body.
+    pub(crate) body: &'a BodyFacts,
 }
 
 /// The condition of a match that a request does not satisfy.
@@ -33,15 +36,14 @@ pub(crate) enum Mismatch<'a> {
     Host,
     Method,
     Header(&'a HeaderName),
+    /// The value at a path of the body.
+    Json(&'a JsonPath),
+    /// A value of a body that was not read.
+    Unread(&'a JsonMatch),
 }
 
-/// Returns whether a request satisfies every condition of a match.
-fn matches(rule: &Match, path: &str, target: Target<'_>) -> bool {
-    mismatch(rule, path, target).is_none()
-}
-
-/// Returns the first condition that a request does not satisfy. A header that can be read in more than one way satisfies its condition
-/// here, so that [`check_headers`] refuses the request instead of a later match taking it.
+/// Returns the first condition that a request does not satisfy. What can be read in more than one way satisfies its condition here, so
+/// that [`check_ambiguous`] refuses the request instead of a later match taking it.
 pub(crate) fn mismatch<'a>(rule: &'a Match, path: &str, target: Target<'_>) -> Option<Mismatch<'a>> {
     let path_holds = match &rule.path {
         PathMatch::Any => true,
@@ -67,7 +69,22 @@ pub(crate) fn mismatch<'a>(rule: &'a Match, path: &str, target: Target<'_>) -> O
         Ok(is) => is.is_none_or(|is| *is != *value.as_bytes()),
         Err(_) => false,
     };
-    rule.headers.iter().find(differs).map(|(name, _)| Mismatch::Header(name))
+    if let Some((name, _)) = rule.headers.iter().find(differs) {
+        return Some(Mismatch::Header(name));
+    }
+    rule.json.as_deref().and_then(|json| mismatch_in_body(json, target.body))
+}
+
+fn mismatch_in_body<'a>(json: &'a JsonMatch, body: &BodyFacts) -> Option<Mismatch<'a>> {
+    if body.is_unread() {
+        return Some(Mismatch::Unread(json));
+    }
+    let body = body.up_to(json.body_bytes_max);
+    let differs = |(path, value): &&(JsonPath, String)| match body.vital(path) {
+        Ok(is) => is != Some(value),
+        Err(_) => false,
+    };
+    json.values.iter().find(differs).map(|(path, _)| Mismatch::Json(path))
 }
 
 /// Returns whether some server takes a method for another one. The case counts in a method (RFC 9110, 9.1), but not to all servers: a
@@ -76,9 +93,13 @@ fn is_read_as(method: &Method, other: &Method) -> bool {
     method == other || method.as_str().eq_ignore_ascii_case(other.as_str())
 }
 
-/// Checks that each header that a match names can be read in one way only.
-fn check_headers(rule: &Match, target: Target<'_>) -> Result<(), ProxyError> {
-    rule.headers.iter().try_for_each(|(name, _)| target.headers.one(name).map(drop))
+/// Checks that each header and each value of the body that a match names can be read in one way only.
+fn check_ambiguous(rule: &Match, target: Target<'_>) -> Result<(), ProxyError> {
+    rule.headers.iter().try_for_each(|(name, _)| target.headers.one(name).map(drop))?;
+    rule.json.iter().try_for_each(|json| {
+        let body = target.body.up_to(json.body_bytes_max);
+        json.values.iter().try_for_each(|(path, _)| body.vital(path).map(drop))
+    })
 }
 
 /// The ranks of all routes, by host and path.
@@ -127,14 +148,22 @@ impl Index {
         index
     }
 
-    /// Returns the rank of a request's route, on which every form of its path must agree. `rule` returns the match of a rank.
+    /// Returns the rank of a request's route, on which every form of its path must agree. `rule` returns the match of a rank. A match
+    /// that needs a body which was not read asks for it, and does not hold.
     pub(crate) fn route<'a>(
         &self,
         target: Target<'_>,
         rule: impl Fn(u32) -> Option<&'a Match>,
     ) -> Result<u32, ProxyError> {
         let find = |path: &str| {
-            self.find(target.host, path, |rank| rule(rank).is_some_and(|rule| matches(rule, path, target)))
+            self.find(target.host, path, |rank| {
+                let Some(rule) = rule(rank) else { return false };
+                let mismatch = mismatch(rule, path, target);
+                if let Some(Mismatch::Unread(json)) = mismatch {
+                    target.body.ask_for_match(rank, json.body_bytes_max);
+                }
+                mismatch.is_none()
+            })
         };
         let forms = path::forms(target.path).map_err(|bad| match bad {
             path::BadPath::Nul => ProxyError::BadRequest("the path holds a NUL"),
@@ -152,7 +181,7 @@ impl Index {
             }
         };
         let found = found.ok_or(ProxyError::NoRoute)?;
-        rule(found).map_or(Ok(()), |rule| check_headers(rule, target))?;
+        rule(found).map_or(Ok(()), |rule| check_ambiguous(rule, target))?;
         Ok(found)
     }
 
@@ -204,7 +233,7 @@ mod tests {
     use http::{HeaderMap, HeaderName, HeaderValue, Method};
     use regex::Regex;
 
-    use super::{EndToEnd, Index, Target, matches};
+    use super::{BodyFacts, EndToEnd, Index, Target, mismatch};
     use crate::config::model::{HostMatch, Match, PathMatch};
     use crate::proxy::messages::header_flags::HeaderFlags;
 
@@ -215,8 +244,10 @@ mod tests {
     fn find(rules: &[Match], host: &str, path: &str) -> Option<u32> {
         let headers = HeaderMap::new();
         let headers = EndToEnd::new(&headers, HeaderFlags::of(&headers), false);
-        let target = Target { host, path, method: &Method::GET, headers: &headers };
-        Index::new(rules.iter()).find(host, path, |rank| matches(&rules[rank as usize], path, target))
+        let body = &BodyFacts::nothing();
+        let target = Target { host, path, method: &Method::GET, headers: &headers, body };
+        let holds = |rank| mismatch(&rules[rank as usize], path, target).is_none();
+        Index::new(rules.iter()).find(host, path, holds)
     }
 
     #[test]
@@ -256,7 +287,8 @@ mod tests {
         let mut headers = HeaderMap::new();
         let holds = |method: &Method, headers: &HeaderMap| {
             let headers = &EndToEnd::new(headers, HeaderFlags::of(headers), false);
-            matches(&rule, "/a", Target { host: "", path: "/a", method, headers })
+            let body = &BodyFacts::nothing();
+            mismatch(&rule, "/a", Target { host: "", path: "/a", method, headers, body }).is_none()
         };
         assert!(!holds(&Method::POST, &headers));
         headers.insert(tenant.0, tenant.1);

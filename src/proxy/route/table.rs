@@ -12,10 +12,11 @@ use super::breaker::Breaker;
 use super::callers::Callers;
 use super::retry_budget::RetryBudget;
 use super::router::{Index, Mismatch, Target, mismatch};
-use crate::config::model::{Clients, Config, Cost, KeyPart, Route as Rule, Server};
+use crate::config::model::{Clients, Config, Cost, JsonPath, KeyPart, Route as Rule, Server};
 use crate::limiter::LimiterSet;
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::tls::Acceptor;
+use crate::proxy::net::body_memory::BodyMemory;
 use crate::proxy::upstream::answer_times::AnswerTimes;
 use crate::proxy::upstream::upstream::Upstream;
 use crate::telemetry::{AccessRule, RouteMetrics};
@@ -55,10 +56,26 @@ pub(crate) fn no_trailers(rule: &Rule) -> Arc<[HeaderName]> {
     });
     let cost = match &rule.cost {
         Cost::Header { name, .. } => Some(name),
-        Cost::Fixed(_) => None,
+        Cost::Fixed(_) | Cost::Json { .. } => None,
     };
     let pairs = rule.matches.headers.iter().chain(&rule.set_headers).map(|(name, _)| name);
     keys.chain(cost).chain(pairs).chain(&rule.remove_headers).cloned().collect()
+}
+
+/// Returns the places in bodies that the routes name, each once.
+fn json_paths(routes: &[Arc<Route>]) -> Arc<[JsonPath]> {
+    let mut paths: Vec<JsonPath> = Vec::new();
+    for Rule { matches, limiters, cost, .. } in routes.iter().map(|route| &route.rule) {
+        let conditions = matches.json.iter().flat_map(|json| &json.values).map(|(path, _)| path);
+        let parts = limiters.iter().flat_map(|(_, key)| key.iter()).filter_map(KeyPart::json_path);
+        let cost = if let Cost::Json { path, .. } = cost { Some(path) } else { None };
+        for path in conditions.chain(parts).chain(cost) {
+            if !paths.contains(path) {
+                paths.push(path.clone());
+            }
+        }
+    }
+    paths.into()
 }
 
 /// All routes of one configuration, and its settings for connections and clients.
@@ -71,6 +88,10 @@ pub(crate) struct Table {
     clients: Option<Arc<Clients>>,
     tls: Option<Acceptor>,
     access_log: Option<AccessRule>,
+    /// The places in bodies that the routes look at.
+    json_paths: Arc<[JsonPath]>,
+    /// The memory for what is read ahead.
+    body_memory: Arc<BodyMemory>,
 }
 
 impl Table {
@@ -80,16 +101,33 @@ impl Table {
         no_route: (RouteMetrics, Arc<Callers>),
         config: &Config,
         tls: Option<Acceptor>,
+        body_memory: Arc<BodyMemory>,
     ) -> Table {
         let index = Index::new(routes.iter().map(|route| &route.rule.matches));
         let (server, clients) = (Arc::new(config.server.clone()), config.clients.clone());
-        Table { routes, index, no_route, server, clients, tls, access_log: config.log.access }
+        let (access_log, json_paths) = (config.log.access, json_paths(&routes));
+        Table { routes, index, no_route, server, clients, tls, access_log, json_paths, body_memory }
     }
 
     /// Returns the route of a request.
     pub(crate) fn route(&self, target: Target<'_>) -> Result<&Arc<Route>, ProxyError> {
         let rank = self.index.route(target, |rank| Some(&self.routes.get(rank as usize)?.rule.matches))?;
         self.routes.get(rank as usize).ok_or(ProxyError::NoRoute)
+    }
+
+    /// Returns the route of a rank.
+    pub(crate) fn at_rank(&self, rank: u32) -> Option<&Arc<Route>> {
+        self.routes.get(rank as usize)
+    }
+
+    /// Returns the places in bodies that any route looks at; most configurations have none.
+    pub(crate) fn json_paths(&self) -> &Arc<[JsonPath]> {
+        &self.json_paths
+    }
+
+    /// Returns the memory for what is read ahead.
+    pub(crate) fn body_memory(&self) -> &BodyMemory {
+        &self.body_memory
     }
 
     /// Returns each route with the first condition that a request does not satisfy, in order; the path as it was sent.

@@ -1,0 +1,179 @@
+//! The facts of a request's JSON body that its route, its partitions and its cost are decided by.
+//!
+//! Most requests are decided without. A decision that meets a body which has not been read asks for it, and is made once more when it is
+//! there. Reads nothing itself.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use super::coding;
+use super::json_values::{Found, values_at};
+use crate::config::model::JsonPath;
+use crate::proxy::error::ProxyError;
+
+/// The facts of a body.
+pub(crate) struct BodyFacts(State);
+
+enum State {
+    /// None: there is no body, or none that is looked into.
+    Nothing,
+    /// The body has not been read. Until then it is as one without facts.
+    Unread(Cell<Option<Asked>>),
+    Known(Known),
+}
+
+/// The decisions that need a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// The rank of the first route whose match does; `None` if only the route that was found does.
+    pub(crate) rank: Option<u32>,
+    /// The largest body that is of use, in bytes.
+    pub(crate) bytes_max: u64,
+    /// True if the route or a partition depends on it, and not the cost alone.
+    pub(crate) is_vital: bool,
+}
+
+/// A body that was read.
+struct Known {
+    paths: Arc<[JsonPath]>,
+    /// The value at each path.
+    found: Vec<Found>,
+    /// The larger one of its sizes, with and without its content coding.
+    bytes: u64,
+}
+
+impl BodyFacts {
+    /// Returns those of a request without a body.
+    pub(crate) fn nothing() -> BodyFacts {
+        BodyFacts(State::Nothing)
+    }
+
+    /// Returns those of a body that can be read if a decision needs it.
+    pub(crate) fn unread() -> BodyFacts {
+        BodyFacts(State::Unread(Cell::new(None)))
+    }
+
+    /// Reads a whole body in a content coding. One that is larger than `bytes_max`, with or without the coding, or is no JSON, has no
+    /// facts.
+    pub(crate) fn of(body: &[u8], coding: &str, bytes_max: u64, paths: &Arc<[JsonPath]>) -> BodyFacts {
+        let plain = coding::whole(coding, body, usize::try_from(bytes_max).unwrap_or(usize::MAX));
+        let read = plain.and_then(|plain| Some((values_at(&plain, paths)?, plain.len())));
+        let Some((found, length)) = read else { return BodyFacts::nothing() };
+        let bytes = length.max(body.len()) as u64;
+        BodyFacts(State::Known(Known { paths: Arc::clone(paths), found, bytes }))
+    }
+
+    /// Returns whether the body has still to be read.
+    pub(crate) fn is_unread(&self) -> bool {
+        matches!(self.0, State::Unread(_))
+    }
+
+    /// Returns which decisions need a body that was not read.
+    pub(crate) fn asked(&self) -> Option<Asked> {
+        match &self.0 {
+            State::Unread(asked) => asked.get(),
+            State::Nothing | State::Known(_) => None,
+        }
+    }
+
+    /// Notes that the match of a route needs the body, up to a size.
+    pub(crate) fn ask_for_match(&self, rank: u32, bytes_max: u64) {
+        self.ask(Asked { rank: Some(rank), bytes_max, is_vital: true });
+    }
+
+    fn ask(&self, more: Asked) {
+        let State::Unread(asked) = &self.0 else { return };
+        let before = asked.get().unwrap_or(more);
+        asked.set(Some(Asked {
+            rank: before.rank.or(more.rank),
+            bytes_max: before.bytes_max.max(more.bytes_max),
+            is_vital: before.is_vital || more.is_vital,
+        }));
+    }
+
+    /// Returns the facts as a route sees them, which looks into bodies of up to a size.
+    pub(crate) fn up_to(&self, bytes_max: u64) -> Body<'_> {
+        Body { facts: self, bytes_max }
+    }
+}
+
+/// A body as a route sees it.
+#[derive(Clone, Copy)]
+pub(crate) struct Body<'a> {
+    facts: &'a BodyFacts,
+    bytes_max: u64,
+}
+
+impl<'a> Body<'a> {
+    /// Returns the value at a path, on which the route or a partition depends; `None` without one.
+    ///
+    /// # Errors
+    /// If it can be read in more than one way.
+    pub(crate) fn vital(self, path: &JsonPath) -> Result<Option<&'a str>, ProxyError> {
+        self.value(path, true)
+    }
+
+    /// Returns the value at a path, on which the cost alone depends; `None` without one.
+    ///
+    /// # Errors
+    /// If it can be read in more than one way.
+    pub(crate) fn useful(self, path: &JsonPath) -> Result<Option<&'a str>, ProxyError> {
+        self.value(path, false)
+    }
+
+    fn value(self, path: &JsonPath, is_vital: bool) -> Result<Option<&'a str>, ProxyError> {
+        let known = match &self.facts.0 {
+            State::Nothing => return Ok(None),
+            State::Unread(_) => {
+                self.facts.ask(Asked { rank: None, bytes_max: self.bytes_max, is_vital });
+                return Ok(None);
+            }
+            State::Known(known) if known.bytes > self.bytes_max => return Ok(None),
+            State::Known(known) => known,
+        };
+        let place = known.paths.iter().position(|known| known == path);
+        match place.and_then(|place| known.found.get(place)) {
+            None | Some(Found::Nothing) => Ok(None),
+            Some(Found::Value(value)) => Ok(Some(value)),
+            Some(Found::Ambiguous) => {
+                Err(ProxyError::Ambiguous { kind: "JSON value", name: path.to_string().into() })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> JsonPath {
+        JsonPath::parse(text).unwrap()
+    }
+
+    #[test]
+    fn an_unread_body_notes_what_it_is_needed_for() {
+        let facts = BodyFacts::unread();
+        assert_eq!(facts.asked(), None);
+        assert_eq!(facts.up_to(10).useful(&path("n")).unwrap(), None);
+        assert_eq!(facts.asked(), Some(Asked { rank: None, bytes_max: 10, is_vital: false }));
+        facts.ask_for_match(3, 5);
+        facts.ask_for_match(4, 20);
+        assert_eq!(facts.asked(), Some(Asked { rank: Some(3), bytes_max: 20, is_vital: true }));
+        assert!(facts.is_unread() && !BodyFacts::nothing().is_unread());
+    }
+
+    #[test]
+    fn a_body_has_its_facts_up_to_the_size_that_a_route_looks_into() {
+        let paths: Arc<[JsonPath]> = [path("model"), path("n")].into();
+        let body = br#"{"model": "a", "n": 1, "N": 2}"#;
+        let length = body.len() as u64;
+        let facts = BodyFacts::of(body, "", length, &paths);
+        assert_eq!(facts.up_to(length).vital(&path("model")).unwrap(), Some("a"));
+        assert_eq!(facts.up_to(length - 1).vital(&path("model")).unwrap(), None);
+        assert!(facts.up_to(length).useful(&path("n")).is_err());
+        assert_eq!(facts.up_to(length).vital(&path("other")).unwrap(), None);
+        for facts in [BodyFacts::of(body, "", length - 1, &paths), BodyFacts::of(body, "br", 1000, &paths)] {
+            assert_eq!(facts.up_to(1000).vital(&path("model")).unwrap(), None);
+        }
+    }
+}
