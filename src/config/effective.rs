@@ -253,6 +253,7 @@ fn route(route: &Route) -> Value {
         "errors": route.errors,
         "body": { "max": show_size(Size(route.body_bytes_max)) },
         "cost": cost(&route.cost),
+        "limit_headers": route.limit_headers.map_or_else(|| OFF.into(), |form| json!(form)),
         "retry": route.retry.as_ref().map_or_else(|| OFF.into(), retry),
         "breaker": route.breaker.map_or_else(|| OFF.into(), breaker),
     })

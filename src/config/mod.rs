@@ -34,6 +34,7 @@ mod interpolate;
 mod json_path;
 mod json_schema;
 mod key_part;
+mod limit_headers;
 mod load;
 mod masked;
 pub mod model;

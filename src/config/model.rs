@@ -20,6 +20,7 @@ pub use super::errors::Errors;
 pub use super::json_path::{JsonMatch, JsonPath};
 pub use super::key_part::KeyPart;
 pub(crate) use super::key_part::{is_credential, network};
+pub use super::limit_headers::LimitHeaders;
 pub use super::patience::{Leave, PATIENCE_HEADERS, Patience};
 pub use super::pause_rules::PauseRule;
 use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
@@ -268,6 +269,8 @@ pub struct Route {
     pub cost: Cost,
     /// The settlement of the cost by the response.
     pub settle: Option<Settle>,
+    /// The headers that tell what is left of its quota; none if absent.
+    pub limit_headers: Option<LimitHeaders>,
     /// The retries of a request.
     pub retry: Option<Retry>,
     /// The breaker.

@@ -24,6 +24,7 @@ pub(crate) use model::replica::printable;
 pub use model::replica::{Replica, replica_name};
 pub use queue::outside::WaitingOutside;
 pub use queue::permit::{Permit, Provenance, Receipt};
+pub use queue::quota_left::QuotaLeft;
 pub use queue::ticket::{Demand, Entered, Ticket};
 pub use queue::upstream_report::{AskedPause, UpstreamSignal, Window};
 pub(crate) use recovery::fleet::MEMBERSHIP_TTL;

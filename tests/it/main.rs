@@ -37,6 +37,7 @@ mod http2_conformance;
 mod http2_windows;
 mod json_bodies;
 mod leaving;
+mod limit_headers;
 mod limits;
 mod log;
 mod outbound;

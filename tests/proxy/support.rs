@@ -187,6 +187,7 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
         cost: Cost::Fixed(Permits::ONE),
         patience: Vec::new(),
         settle: None,
+        limit_headers: None,
         retry: None,
         breaker: None,
         clients: None,

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
 
 use super::forms::{Form, LongForm, NAME_PATTERN, Named, OffOr, Setting, ShortForm, Text};
-use crate::config::model::{Errors, Http2};
+use crate::config::model::{Errors, Http2, LimitHeaders};
 use crate::config::units::{Share, Size};
 
 /// A route: its requests, upstream, changes, limiters and cost.
@@ -67,6 +67,10 @@ pub(crate) struct Route {
     /// Forwards `X-Forwarded-*` and `Via`. Default `false`.
     #[schemars(extend("examples" = [true]))]
     pub(crate) forwarded_headers: Option<bool>,
+    /// The headers of forwarded answers that tell what is left of the tightest of the route's limits, as the store last said, or `off`. They
+    /// replace the upstream's headers of that family. Default `off`.
+    #[schemars(extend("examples" = ["ietf", "openai"]))]
+    pub(crate) limit_headers: Option<OffOr<LimitHeaders>>,
     /// Retries, or `off`. Only requests with an idempotent method or an `Idempotency-Key` are retried. Each attempt takes
     /// its own permit, within the longest wait of the request. Default `off`.
     #[schemars(extend("examples" = [{"attempts": 3, "on": ["connect", 503]}, "off"]))]
@@ -147,6 +151,10 @@ pub(crate) struct Upstream {
         "http://${PROXY_USER}:${PROXY_PASSWORD}@egress.corp:3128",
     ]))]
     pub(crate) proxy: Option<String>,
+}
+
+impl Setting for LimitHeaders {
+    const EXPECTED: &'static str = "off, ietf, openai or github";
 }
 
 impl Setting for Vec<String> {

@@ -108,6 +108,10 @@ fn one(check: &mut Check<'_>, route: &Given<'_, schema::Route>, names: &Names<'_
         body_bytes_max,
         cost,
         settle: settle?,
+        limit_headers: match written.limit_headers {
+            Some(OffOr::On(form)) => Some(form),
+            None | Some(OffOr::Off) => None,
+        },
         retry: retry?,
         breaker: breaker?,
         clients,

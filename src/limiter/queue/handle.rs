@@ -17,6 +17,7 @@ use crate::limiter::queue::inbox::{Arrival, Asker, Inbox, Unsent, WorkerEvents};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::permit::{OriginQueue, Permit, PermitReport, Returned};
 use crate::limiter::queue::prefetch::Batch;
+use crate::limiter::queue::quota_left::{LastLeft, QuotaLeft};
 use crate::limiter::queue::refusal_cache::RefusalCache;
 use crate::limiter::queue::request::{Holder, RequestId};
 use crate::limiter::queue::slot::{Slot, Source};
@@ -52,6 +53,8 @@ pub(in crate::limiter) struct Queue {
     in_flight: AtomicU32,
     /// True if a limiter may be paused. Read for each request, so it stands outside the inbox.
     is_paused: AtomicBool,
+    /// What the store last said of the permits that are left.
+    pub(in crate::limiter) left: LastLeft,
 }
 
 impl Queue {
@@ -67,6 +70,7 @@ impl Queue {
             permits_out: AtomicU32::new(0),
             in_flight: AtomicU32::new(0),
             is_paused: AtomicBool::new(false),
+            left: LastLeft::default(),
         }
     }
 
@@ -381,6 +385,10 @@ impl Queue {
 }
 
 impl OriginQueue for Queue {
+    fn quota_left(&self) -> Option<QuotaLeft> {
+        self.left.tightest(&self.instances)
+    }
+
     /// Returns the shortest guard: a slot must be good for every limiter.
     fn guard(&self) -> Micros {
         self.active_limiters().map(|active| Micros::from(active.limiter().guard)).min().unwrap_or_default()

@@ -5,6 +5,7 @@
 //! - [`worker`]: the task that owns the waiting requests ([`cost_queue`], [`request`]) and talks to the store.
 //! - [`prefetch`]: permits booked before anybody asks; [`refusal_cache`]: refusals without a call to the store.
 //! - [`upstream_report`]: what an upstream's answer says of its quota; [`shadow`]: limiters that only count.
+//! - [`quota_left`]: what the store last said of the permits that are left.
 //! - [`outside`]: requests that wait before they can ask.
 //! - [`active_limiter`]: a limiter in use, as all its queues share it.
 //!
@@ -21,6 +22,7 @@ pub mod outside;
 pub(in crate::limiter) mod pause;
 pub mod permit;
 pub(in crate::limiter) mod prefetch;
+pub mod quota_left;
 pub(in crate::limiter) mod refusal_cache;
 pub(in crate::limiter) mod request;
 pub(in crate::limiter) mod shadow;

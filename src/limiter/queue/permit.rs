@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Permits, Refusal};
+use crate::limiter::queue::quota_left::QuotaLeft;
 use crate::limiter::queue::request::{Holder, LATE_MAX, RequestId, Unusable};
 use crate::limiter::queue::shadow::Shadows;
 use crate::limiter::queue::slot::{Slot, Source};
@@ -61,6 +62,9 @@ pub(in crate::limiter) trait OriginQueue: Send + Sync {
 
     /// Returns whether a limiter of the queue heeds the quota that the upstream reports.
     fn follows_upstream(&self) -> bool;
+
+    /// Returns what is left of the tightest limit, as the store last said.
+    fn quota_left(&self) -> Option<QuotaLeft>;
 
     /// Returns whether requests wait.
     fn has_waiting(&self) -> bool;
@@ -330,6 +334,12 @@ impl Receipt {
     /// Returns whether a limiter heeds the quota that the upstream reports.
     pub fn follows_upstream(&self) -> bool {
         self.queue.follows_upstream()
+    }
+
+    /// Returns what is left of the tightest limit, as the store last said; `None` if that is not known, or the store did not grant the
+    /// permit.
+    pub fn quota_left(&self) -> Option<QuotaLeft> {
+        matches!(self.slot.source, Source::Store(_)).then(|| self.queue.quota_left())?
     }
 
     /// Returns the report of the quota signals in the upstream's answer.

@@ -11,13 +11,34 @@ use tokio::time::Instant;
 
 use super::plan::Plan;
 use super::rejection::{self, Asked, BodyRules};
-use crate::limiter::{Receipt, UpstreamSignal, Window};
+use crate::limiter::{QuotaLeft, Receipt, UpstreamSignal, Window};
 use crate::proxy::messages::quota::{Quota, QuotaWindow};
 use crate::proxy::messages::{coding, response, settle};
 use crate::proxy::route::table::Route;
 
-/// Reports a response that arrived `elapsed` after its request was sent. Returns what its body has still to decide.
-pub(crate) fn report(
+/// What a response leaves to be done until it goes to the client.
+#[derive(Default)]
+pub(crate) struct Feedback {
+    /// What is left of the quota, if the route tells its callers.
+    pub(crate) quota_left: Option<Box<QuotaLeft>>,
+    /// What the response's body has still to decide about pauses.
+    pub(crate) body_rules: Option<Box<BodyRules>>,
+}
+
+/// Reports a response that arrived `elapsed` after its request was sent.
+pub(crate) fn of(
+    plan: &Plan,
+    response: &Response<Incoming>,
+    receipt: Option<Receipt>,
+    elapsed: Duration,
+) -> Feedback {
+    let told = receipt.as_ref().filter(|_| plan.route.rule.limit_headers.is_some());
+    let quota_left = told.and_then(Receipt::quota_left).map(Box::new);
+    Feedback { quota_left, body_rules: report(plan, response, receipt, elapsed) }
+}
+
+/// Reports a response; returns what its body has still to decide.
+fn report(
     plan: &Plan,
     response: &Response<Incoming>,
     receipt: Option<Receipt>,

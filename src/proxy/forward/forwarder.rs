@@ -4,7 +4,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures_util::future::Either;
@@ -33,7 +33,7 @@ use crate::proxy::messages::form::Reader;
 use crate::proxy::messages::header_flags::HeaderFlags;
 use crate::proxy::messages::request_body::Rest;
 use crate::proxy::messages::response::{self, SWITCHING_PROTOCOLS};
-use crate::proxy::messages::{headers, request_body, request_head};
+use crate::proxy::messages::{headers, limit_headers, request_body, request_head};
 use crate::proxy::route::caller;
 use crate::proxy::route::links::Links;
 use crate::proxy::route::table::{Route, Table};
@@ -284,6 +284,10 @@ fn respond(
         let links = Links::new(rule, client, plan.origin.as_deref(), plan.authority.as_ref());
         links.rewrite(response.headers_mut());
     }
+    if let Some(form) = rule.limit_headers {
+        let left = outgoing.feedback.quota_left.take();
+        limit_headers::replace(response.headers_mut(), form, left.as_deref(), SystemTime::now());
+    }
     response::add_wait(response.headers_mut(), record.wait.total);
     // hyper writes the version of the client's connection.
     *response.version_mut() = Version::HTTP_11;
@@ -300,7 +304,7 @@ fn respond(
         return Ok(Answer::Response(response.map(|_| ResponseBody::announced(length))));
     }
     let idle_timeout = plan.route.upstream.settings().timeouts.idle;
-    let rules = outgoing.body_rules.take();
+    let rules = outgoing.feedback.body_rules.take();
     let body = |incoming| ResponseBody::upstream(incoming, idle_timeout, lease, rules);
     Ok(Answer::Response(response.map(body)))
 }
@@ -330,7 +334,7 @@ async fn attempts(
         && let Some(reason) = retries.take(sent.as_ref().map(|(response, _)| response.status()))
     {
         // Nobody reads the body: what it would decide is decided without it, so that the next attempt waits for the pause.
-        outgoing.body_rules = None;
+        outgoing.feedback.body_rules = None;
         let demand = Demand { wait_max: Some(retries.wait()), ..plan.demand };
         record.count_permits();
         match admit(plan, client, &mut outgoing.head, &demand, record).await {

@@ -10,8 +10,8 @@ use http::uri::PathAndQuery;
 use http::{Request, Uri};
 use hyper::upgrade::OnUpgrade;
 
+use super::feedback::Feedback;
 use super::plan::Plan;
-use super::rejection::BodyRules;
 use crate::limiter::Permit;
 use crate::proxy::listen::client::{Client, Sender};
 use crate::proxy::messages::client_body::ClientBody;
@@ -41,8 +41,8 @@ pub(crate) struct Outgoing {
     pub(crate) upload: Option<Arc<Upload>>,
     /// True if head and body are copied for another attempt.
     pub(crate) keeps_copy: bool,
-    /// What the body of the last response has still to decide about pauses.
-    pub(crate) body_rules: Option<Box<BodyRules>>,
+    /// What the last response leaves to be done.
+    pub(crate) feedback: Feedback,
 }
 
 /// The state of the head.
@@ -70,7 +70,7 @@ impl Outgoing {
             upgrade,
             upload: None,
             keeps_copy: false,
-            body_rules: None,
+            feedback: Feedback::default(),
         }
     }
 

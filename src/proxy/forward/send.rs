@@ -74,7 +74,7 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
                 plan.route.answer_times.add(answered_at - sent_at);
                 connect::answered(plan);
                 record.came_back(Ok(response.status()));
-                outgoing.body_rules = feedback::report(plan, &response, spent.commit(), answered_at - began);
+                outgoing.feedback = feedback::of(plan, &response, spent.commit(), answered_at - began);
                 return Ok((response, lease));
             }
             Err(SendError::Failed(error))

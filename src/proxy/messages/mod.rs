@@ -12,6 +12,7 @@ pub(crate) mod headers;
 pub(crate) mod idle_timer;
 pub(crate) mod json;
 pub(crate) mod json_values;
+pub(crate) mod limit_headers;
 pub(crate) mod patience;
 pub(crate) mod quota;
 pub(crate) mod request_body;

@@ -9,10 +9,11 @@ use http::header::{CONNECTION, CONTENT_LENGTH, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
 use super::form::{Names, Reader, Words};
+use super::limit_headers::{RATELIMIT, RATELIMIT_POLICY, policies, state};
 use crate::clock::Micros;
 use crate::config::model::Errors;
 use crate::limiter::Refusal;
-use crate::limiter::model::{Limit, Limiter, LimiterName};
+use crate::limiter::model::{Limiter, LimiterName};
 use crate::proxy::error::ProxyError;
 use crate::telemetry::Outcome;
 
@@ -23,16 +24,12 @@ pub(crate) const SWITCHING_PROTOCOLS: StatusCode = StatusCode::SWITCHING_PROTOCO
 
 const WEIR_ERROR: HeaderName = HeaderName::from_static("weir-error");
 const WEIR_WAIT_MS: HeaderName = HeaderName::from_static("weir-wait-ms");
-const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
-const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
 /// The problem type of every 429, from draft-ietf-httpapi-ratelimit-headers-10.
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 /// The title of [`QUOTA_EXCEEDED`] in the same draft.
 const QUOTA_EXCEEDED_TITLE: &str = "Request cannot be satisfied as assigned quota has been exceeded";
-/// The usual size of a policy in `RateLimit-Policy`, to allocate once.
-const POLICY_BYTES: usize = 48;
 /// The time after which a request comes back for which there was no memory. Nobody knows when there is some again.
 const MEMORY_RETRY: Micros = Micros::from_millis(1000);
 /// The `WWW-Authenticate` of a 401.
@@ -322,47 +319,20 @@ impl Verdict<'_> {
 impl SpentQuota<'_> {
     /// Writes `RateLimit-Policy` and `RateLimit`.
     fn describe(&self, headers: &mut HeaderMap, retry_after: Micros) {
-        let policies = Some(self.policies()).filter(|policies| !policies.is_empty());
+        let policies = self.limiter.map(policies).filter(|policies| !policies.is_empty());
         if let Some(Ok(policies)) = policies.map(HeaderValue::try_from) {
             headers.insert(RATELIMIT_POLICY, policies);
         }
-        let limit = self.violated.as_deref();
-        let left = self.available.to_string();
-        let limit = limit.map(|policy| {
-            ["\"", policy, "\";r=", &left, ";t=", &seconds_up(retry_after).to_string()].concat()
-        });
+        let limit = self.violated.as_deref().map(|policy| state(policy, self.available, retry_after));
         if let Some(Ok(limit)) = limit.map(HeaderValue::try_from) {
             headers.insert(RATELIMIT, limit);
         }
-    }
-
-    /// Returns the policies of the limiter as a list. Names and labels hold nothing that a quoted string must escape.
-    fn policies(&self) -> String {
-        let limits = self.limiter.map(|limiter| &*limiter.limits).unwrap_or_default();
-        let mut policies = String::with_capacity(limits.len() * POLICY_BYTES);
-        for limit in limits {
-            let comma = if policies.is_empty() { "" } else { ", " };
-            let rate = limit.rate.get().to_string();
-            let pieces = [comma, "\"", self.name.as_str(), ":", &limit.label, "\";q=", &rate];
-            pieces.into_iter().for_each(|piece| policies.push_str(piece));
-            if let Some(seconds) = window_seconds(limit) {
-                policies.push_str(";w=");
-                policies.push_str(&seconds.to_string());
-            }
-        }
-        policies
     }
 }
 
 /// Returns a delay in whole seconds, rounded up: no client asks again too early.
 fn seconds_up(delay: Micros) -> u64 {
     delay.0.div_ceil(1_000_000).max(1)
-}
-
-/// Returns the length of a limit's window if every window has it and it is whole seconds, the only unit of `w`.
-fn window_seconds(limit: &Limit) -> Option<u64> {
-    let window = limit.window()?;
-    (window.subsec_nanos() == 0).then_some(window.as_secs())
 }
 
 #[cfg(test)]
@@ -373,7 +343,7 @@ mod tests {
     use regex::Regex;
 
     use super::*;
-    use crate::limiter::model::{Algorithm, CalendarWindows, Period, Permits};
+    use crate::limiter::model::{Algorithm, CalendarWindows, Limit, Period, Permits};
 
     fn limit(label: &str, per: Duration, algorithm: Algorithm) -> Limit {
         Limit { rate: Permits::new(10).unwrap(), per, algorithm, label: label.into() }

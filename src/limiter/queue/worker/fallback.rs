@@ -22,6 +22,7 @@ const HEARD_LATELY: Micros = Micros::from_millis(1500);
 impl Worker {
     /// Takes in the fleet's usage from the answer to a call that was sent at a moment.
     pub(super) fn observe_usage(&mut self, at: Moment, answer: &Answer) {
+        self.queue.left.set(at, &answer.available);
         let limiters =
             self.queue.instances.iter().zip(&answer.available).zip(self.calling.limiter_refs.iter());
         let used = limiters.map(|((instance, available), limiter_ref)| {

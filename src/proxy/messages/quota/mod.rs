@@ -5,7 +5,7 @@
 //! names, [`values`] and [`structured`] the forms of values, and [`reader`] puts a response's windows together. `tests/vendors.rs` has a
 //! case for each vendor.
 
-mod names;
+pub(crate) mod names;
 mod reader;
 mod structured;
 mod values;

@@ -1,0 +1,238 @@
+//! The headers that tell a caller what is left of a quota, as the IETF's draft, OpenAI and GitHub write them.
+//!
+//! Knows nothing of requests. Those of an upstream are replaced, because it knows nothing of the other callers' permits.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::quota::names::Name;
+use crate::clock::Micros;
+use crate::config::model::LimitHeaders;
+use crate::limiter::QuotaLeft;
+use crate::limiter::model::{Limit, Limiter};
+
+pub(crate) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+pub(crate) const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+
+/// The usual size of a policy in `RateLimit-Policy`, to allocate once.
+const POLICY_BYTES: usize = 48;
+
+/// The family of `X-RateLimit-*`.
+const OF_VENDORS: &str = "x-ratelimit";
+/// The family of the IETF's drafts.
+const OF_IETF: &str = "ratelimit";
+
+/// Replaces the upstream's headers of a form by what is left here. Where that is not known, none of them remain.
+pub(crate) fn replace(
+    headers: &mut HeaderMap,
+    form: LimitHeaders,
+    left: Option<&QuotaLeft>,
+    now: SystemTime,
+) {
+    let family = match form {
+        LimitHeaders::Ietf => OF_IETF,
+        LimitHeaders::Openai | LimitHeaders::Github => OF_VENDORS,
+    };
+    let is_of_family = |name: &&HeaderName| {
+        name.as_str().strip_prefix(family).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+            || Name::of(name.as_str()).is_some_and(|name| name.family == family)
+    };
+    let theirs: Vec<HeaderName> = headers.keys().filter(is_of_family).cloned().collect();
+    theirs.iter().for_each(|name| drop(headers.remove(name)));
+    if let Some(left) = left
+        && let Some(limit) = left.limiter.limits.get(left.limit)
+    {
+        write(headers, form, (left, limit), now);
+    }
+}
+
+fn write(headers: &mut HeaderMap, form: LimitHeaders, (left, limit): (&QuotaLeft, &Limit), now: SystemTime) {
+    let mut set = |name: &'static str, value: String| {
+        if let Ok(value) = HeaderValue::try_from(value) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    };
+    let (rate, remaining) = (limit.rate.get(), left.left.min(limit.rate.get()));
+    match form {
+        LimitHeaders::Ietf => {
+            let policy = format!("{}:{}", left.limiter.name, limit.label);
+            set("ratelimit-policy", policies(&left.limiter));
+            set("ratelimit", state(&policy, left.left, left.whole_in));
+        }
+        LimitHeaders::Openai => {
+            set("x-ratelimit-limit-requests", rate.to_string());
+            set("x-ratelimit-remaining-requests", remaining.to_string());
+            set("x-ratelimit-reset-requests", span(left.whole_in));
+        }
+        LimitHeaders::Github => {
+            let at = now.duration_since(UNIX_EPOCH).unwrap_or_default() + left.whole_in.to_duration();
+            let seconds = at.as_secs() + u64::from(at.subsec_nanos() > 0);
+            set("x-ratelimit-limit", rate.to_string());
+            set("x-ratelimit-remaining", remaining.to_string());
+            set("x-ratelimit-used", (rate - remaining).to_string());
+            set("x-ratelimit-reset", seconds.to_string());
+            set("x-ratelimit-resource", left.limiter.name.to_string());
+        }
+    }
+}
+
+/// Returns the value of `RateLimit`: the permits left of a policy, and the time after which there are more.
+pub(crate) fn state(policy: &str, left: u64, more_in: Micros) -> String {
+    ["\"", policy, "\";r=", &left.to_string(), ";t=", &more_in.0.div_ceil(1_000_000).to_string()].concat()
+}
+
+/// Returns the value of `RateLimit-Policy`: the limits of a limiter as a list. Names and labels hold nothing that a quoted string must
+/// escape.
+pub(crate) fn policies(limiter: &Limiter) -> String {
+    let mut policies = String::with_capacity(limiter.limits.len() * POLICY_BYTES);
+    for limit in &limiter.limits {
+        let comma = if policies.is_empty() { "" } else { ", " };
+        let rate = limit.rate.get().to_string();
+        let pieces = [comma, "\"", limiter.name.as_str(), ":", &limit.label, "\";q=", &rate];
+        pieces.into_iter().for_each(|piece| policies.push_str(piece));
+        if let Some(seconds) = window_seconds(limit) {
+            policies.push_str(";w=");
+            policies.push_str(&seconds.to_string());
+        }
+    }
+    policies
+}
+
+/// Returns the length of a limit's window if every window has it and it is whole seconds, the only unit of `w`.
+fn window_seconds(limit: &Limit) -> Option<u64> {
+    let window = limit.window()?;
+    (window.subsec_nanos() == 0).then_some(window.as_secs())
+}
+
+/// Formats a time as OpenAI does: `120ms`, `1s`, `6m0s`, `1h0m30s`. Whole seconds are rounded up.
+fn span(time: Micros) -> String {
+    let time: Duration = time.to_duration();
+    if time < Duration::from_secs(1) {
+        return format!("{}ms", time.as_micros().div_ceil(1000));
+    }
+    let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, minutes) => format!("{minutes}m{seconds}s"),
+        (hours, minutes) => format!("{hours}h{minutes}m{seconds}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::limiter::model::{Algorithm, LimiterName, Permits};
+
+    fn left(left: u64, whole_in: Micros) -> QuotaLeft {
+        let limit = |rate, seconds, label: &str| Limit {
+            rate: Permits::new(rate).unwrap(),
+            per: Duration::from_secs(seconds),
+            algorithm: Algorithm::SlidingWindow { precision: NonZeroU32::new(256).unwrap() },
+            label: label.into(),
+        };
+        let limits = vec![limit(10, 1, "10/1s"), limit(900, 60, "900/1m")];
+        let limiter = Arc::new(Limiter::new(LimiterName::parse("api").unwrap(), limits));
+        QuotaLeft { limiter, limit: 1, left, whole_in }
+    }
+
+    /// Returns the headers of an answer that has those of every family.
+    fn replaced(form: LimitHeaders, left: Option<&QuotaLeft>) -> Vec<String> {
+        let mut headers = HeaderMap::new();
+        for name in [
+            "ratelimit",
+            "ratelimit-policy",
+            "ratelimit-reset",
+            "x-ratelimit-limit",
+            "x-ratelimit-limit-tokens",
+            "x-ratelimit-reset-requests",
+            "x-ratelimit-resource",
+            "x-ratelimited",
+            "anthropic-ratelimit-requests-limit",
+            "retry-after",
+        ] {
+            headers.append(name, HeaderValue::from_static("theirs"));
+            headers.append(name, HeaderValue::from_static("theirs"));
+        }
+        let now = UNIX_EPOCH + Duration::from_millis(1_767_225_600_500);
+        replace(&mut headers, form, left, now);
+        let lines = headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()));
+        let mut lines: Vec<_> = lines.collect();
+        lines.sort();
+        lines.dedup();
+        lines
+    }
+
+    #[test]
+    fn the_headers_of_a_family_are_replaced() {
+        let left = left(850, Micros::from_millis(59_001));
+        let others =
+            ["anthropic-ratelimit-requests-limit: theirs", "retry-after: theirs", "x-ratelimited: theirs"];
+        let x = [
+            "x-ratelimit-limit-tokens: theirs",
+            "x-ratelimit-limit: theirs",
+            "x-ratelimit-reset-requests: theirs",
+            "x-ratelimit-resource: theirs",
+        ];
+        let ietf = ["ratelimit-policy: theirs", "ratelimit-reset: theirs", "ratelimit: theirs"];
+        for (form, kept, set) in [
+            (
+                LimitHeaders::Ietf,
+                &x[..],
+                &[
+                    "ratelimit-policy: \"api:10/1s\";q=10;w=1, \"api:900/1m\";q=900;w=60",
+                    "ratelimit: \"api:900/1m\";r=850;t=60",
+                ][..],
+            ),
+            (
+                LimitHeaders::Openai,
+                &ietf,
+                &[
+                    "x-ratelimit-limit-requests: 900",
+                    "x-ratelimit-remaining-requests: 850",
+                    "x-ratelimit-reset-requests: 1m0s",
+                ],
+            ),
+            (
+                LimitHeaders::Github,
+                &ietf,
+                &[
+                    "x-ratelimit-limit: 900",
+                    "x-ratelimit-remaining: 850",
+                    "x-ratelimit-reset: 1767225660",
+                    "x-ratelimit-resource: api",
+                    "x-ratelimit-used: 50",
+                ],
+            ),
+        ] {
+            let sorted = |set: &[&str]| {
+                let mut lines: Vec<String> =
+                    others.iter().chain(kept).chain(set).map(|line| (*line).to_owned()).collect();
+                lines.sort();
+                lines
+            };
+            assert_eq!(replaced(form, Some(&left)), sorted(set), "{form:?}");
+            assert_eq!(replaced(form, None), sorted(&[]), "{form:?}");
+        }
+    }
+
+    #[test]
+    fn a_time_is_written_as_openai_does() {
+        for (micros, expected) in [
+            (0, "0ms"),
+            (1, "1ms"),
+            (999_000, "999ms"),
+            (1_000_000, "1s"),
+            (1_000_001, "2s"),
+            (360_000_000, "6m0s"),
+            (3_600_000_000, "1h0m0s"),
+            (90_061_000_000, "25h1m1s"),
+        ] {
+            assert_eq!(span(Micros(micros)), expected);
+        }
+    }
+}
