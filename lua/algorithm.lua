@@ -15,11 +15,12 @@
 -- Of a search (search.lua), which shows a rule the bookings in ascending order:
 --   sight(rule, rate, checkpoint)    what the rule sees at the beginning; `rate` permits of it are left to this fleet
 --   advance(sight, search, before)   moves the sight to `search.at`; the bookings after the first `before` have entered since
---   room(sight, search, cost)    how many permits have room at `search.at`; or nil and the next instant worth trying
+--   room(sight, search, cost)    how many permits have room at `search.at`; or nil, the next instant worth trying, and true where this
+--                                rule has no room there either
 --   take(sight, search, permits) books permits at `search.at`
 -- Of a state:
 --   available(rule, timeline, now, checkpoint, external)   permits that could be used now beside `external` ones
---   expires(rule, timeline, checkpoint)   when neither a booking nor the checkpoint matters any more
+--   expires(rule, timeline, checkpoint, rules)   when neither a booking nor the checkpoint matters any more
 --   CHECKPOINT_SIZE              the number of values that stand for bookings no longer seen one by one; 0: none
 -- Only where CHECKPOINT_SIZE is not 0, where `checkpoint` is an array of that size, all zeros at first:
 --   fold(rule, timeline, checkpoint, till)   the checkpoint with the bookings until an instant taken in

@@ -6,8 +6,7 @@ function Earlier.adopt(state, key, now)
   -- Adds the bookings of `state` to those of `other`, under the rules of `other`.
   local function add_bookings(other, state, now)
     local timeline, rules = state.timeline, other.rules
-    timeline.keeps_empty = false
-    Timeline.compact(timeline)
+    Timeline.compact(timeline, true)
     for index = 1, timeline.size do
       local at, permits = timeline.at[index], timeline.permits[index]
       local after = Timeline.first_from(other.timeline, Rule.cell_start(at, rules.cell) + rules.cell) - 1

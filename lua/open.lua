@@ -44,7 +44,7 @@ do
     local rules, timeline, checkpoints = state.rules, state.timeline, state.checkpoints
     local beyond_most = 0
     if timeline.size > REFUND_MAX and #checkpoints > 0 then
-      beyond_most = timeline.at[Timeline.first_from(timeline, now + 1) - 1 - REFUND_MAX] or 0
+      beyond_most = Timeline.behind(timeline, now, REFUND_MAX)
     end
     for index = 1, #rules do
       local rule, checkpoint = rules[index], checkpoints[index]

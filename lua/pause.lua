@@ -90,6 +90,11 @@ do
       return pause.paused_until <= at and at < pause.paced_until
     end
 
+    -- Returns a pause for permits whose places are spaced already: nothing is booked before its end.
+    local function unpaced(pause)
+      return { paused_until = pause.paused_until, paced_until = pause.paused_until }
+    end
+
     -- Notes permits booked at an instant.
     local function booked(pause, at, permits)
       if not is_paced(pause, at) then return end
@@ -99,7 +104,7 @@ do
 
     return {
       load = load, pack = pack, own = own, set = set, follow = follow, rebase = rebase, open_from = open_from, is_paced = is_paced,
-      booked = booked,
+      unpaced = unpaced, booked = booked,
     }
   end
 

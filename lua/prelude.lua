@@ -12,5 +12,6 @@ local Lazy = {
   end,
 }
 
--- How much this call has done: about so many instructions.
-local work = { done = 0 }
+-- How much this call has done: about so many instructions. A search that has come far stops beyond `max`, and the next call goes on from
+-- there.
+local work = { done = 0, max = math.huge }

@@ -68,7 +68,7 @@ local Recovery = setmetatable({ rare = function()
       end
     end
     put_known(math.huge)
-    timeline.at, timeline.permits, timeline.size, timeline.empty = entries, permits, size, 0
+    timeline.at, timeline.permits, timeline.size, timeline.empty, timeline.pages = entries, permits, size, 0, nil
   end
 
   -- Returns the place of a number among those of write-backs; nil if there is none. The charge of a copy is noted under the number of its

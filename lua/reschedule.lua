@@ -37,7 +37,7 @@ local Reschedule = setmetatable({ rare = function()
       state.external_usage = ExternalUsage.carry_over(state.external_usage, old_rules, state.rules)
     end
     for index, rule in ipairs(state.rules) do state.checkpoints[index] = checkpoint_of(rule, old_rules, old_checkpoints, state.known_from) end
-    state.timeline.keeps_empty = next(state.checkpoints) == nil
+    state.timeline.keeps_empty, state.timeline.pages = next(state.checkpoints) == nil, nil
     Timeline.compact(state.timeline)
   end
 
@@ -177,13 +177,17 @@ local Reschedule = setmetatable({ rare = function()
     local is_here = generation == state.generation or (generation == state.previous_generation and slot < state.void_from)
     local cursor = { state = state, slot = slot, is_here = is_here, left = 0, passed = 0, taken = 0 }
     if is_here or generation ~= state.previous_generation then return cursor end
-    local pages, cell, page, index = state.rescheduled, state.rescheduled_cell, first_of(state, slot)
+    local pages, cell, page, index = state.rescheduled, state.rescheduled_cell, state.next_page, state.next_row
+    -- Most slots come in ascending order: their rows follow those of the slot before.
+    if not page or slot < state.next_from or (pages[page] and pages[page][index] < slot) then page, index = first_of(state, slot) end
     cursor.page, cursor.index = page, index
     while pages[page] and Rule.cell_start(pages[page][index], cell) <= slot do
       cursor.left = cursor.left + pages[page][index + 2]
       page, index = next_row(state, page, index)
     end
     cursor.final_page, cursor.final = page, index
+    -- Rows before lie in earlier cells than a slot from there on.
+    state.next_page, state.next_row, state.next_from = page, index, slot - slot % cell + cell
     return cursor
   end
 
@@ -220,13 +224,17 @@ local Reschedule = setmetatable({ rare = function()
     local pages, cell = state.timeline.moving or {}, state.rescheduled_cell
     for page = 1, #pages, 2 do
       local entries, counts = pages[page], pages[page + 1]
-      if entries[#entries] >= slot then
-        for index = 1, #entries do
+      local size = #entries
+      if entries[size] >= slot then
+        local low, high = 1, size
+        while low < high do
+          local middle = floor((low + high) / 2)
+          if entries[middle] < slot then low = middle + 1 else high = middle end
+        end
+        for index = low, size do
           if permits == 0 or Rule.cell_start(entries[index], cell) > slot then return end
-          if entries[index] >= slot then
-            local taken = min(counts[index], permits)
-            counts[index], permits = counts[index] - taken, permits - taken
-          end
+          local taken = min(counts[index], permits)
+          counts[index], permits = counts[index] - taken, permits - taken
         end
       end
     end

@@ -25,7 +25,7 @@ do
     -- `reach` before and behind them. A search that the rule moves on may pass by room if it `skips_room`.
     local rule = {
       text = text, rate = rate, window = window, cell = tonumber(cell), algorithm = algorithm, capacity = rate,
-      whole = floor(window / rate), part = window % rate, seen_for = window, reach = math.huge, skips_room = false,
+      whole = floor(window / rate), part = window % rate, seen_for = window, reach = math.huge, skips_room = false, place = #rules + 1,
     }
     algorithm.parse(rule, rest)
     -- Bookings that are in a checkpoint are kept in wider cells: only a change of the limits reads them.

@@ -71,7 +71,7 @@ do
     if timeline.moving then at = max(at, state.rescheduled_until) end
     for index = 1, #rules do
       local rule = rules[index]
-      at = max(at, rule.algorithm.expires(rule, timeline, checkpoints[index]))
+      at = max(at, rule.algorithm.expires(rule, timeline, checkpoints[index], rules))
     end
     return at
   end

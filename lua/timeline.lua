@@ -16,12 +16,8 @@
 -- `moving` are bookings that a change has taken out and that have no new place yet (reschedule.lua), in pages: { at, ... } and
 -- { permits, ... } by turns; nil if there are none. They are the fourth part of the stored form.
 
-local Timeline
 do
   local is_one, insert = Rule.is_one, table.insert
-
-  -- A timeline of more entries is long.
-  local LONG = 512
 
   local function load(stored)
     local entries, stale, at = stored[1], stored[5], 0
@@ -32,7 +28,7 @@ do
     end
     return {
       at = entries, permits = stored[2], size = size, stale = stale or 0, empty = stored[6] or 0, keeps_empty = false,
-      full = stored[3] or {}, moving = stored[4] or nil,
+      full = stored[3] or {}, moving = stored[4] or nil, pages = stored[7] or nil,
     }
   end
 
@@ -55,6 +51,7 @@ do
       permits[index] = nil
     end
     timeline.size = size
+    if timeline.pages then Pages.cut(timeline.pages, 0, entries[size] or 0) end
   end
 
   -- Removes the last entries, which hold nothing any more.
@@ -70,13 +67,14 @@ do
     timeline.at, timeline.permits, timeline.size = slice(timeline.at, 1, last), slice(permits, 1, last), last
   end
 
-  -- Removes the entries that hold nothing any more, or the last ones of them: before anything is searched for.
-  local function compact(timeline)
+  -- Removes the entries that hold nothing any more, or the last ones of them: before anything is searched for. Of a long timeline some
+  -- stay, unless `all` are to go.
+  local function compact(timeline, all)
     if timeline.empty == 0 then return end
     local entries, permits, kept, stale, size = timeline.at, timeline.permits, 0, timeline.stale, timeline.size
     -- So many are removed even where they may stay.
     local EMPTY_MAX = 16384
-    if timeline.keeps_empty and (2 * timeline.empty < size or (size > LONG and timeline.empty < EMPTY_MAX)) then
+    if not all and ((timeline.keeps_empty and 2 * timeline.empty < size) or (size > Timeline.LONG and timeline.empty < EMPTY_MAX)) then
       return drop_last(timeline)
     end
     for index = 1, size do
@@ -96,7 +94,9 @@ do
   local function pack(timeline)
     compact(timeline)
     local entries, full, moving, before = timeline.at, timeline.full, timeline.moving, 0
-    if timeline.size > LONG then return { entries, timeline.permits, full, moving or false, timeline.stale, timeline.empty } end
+    if timeline.size > Timeline.LONG then
+      return { entries, timeline.permits, full, moving or false, timeline.stale, timeline.empty, timeline.pages }
+    end
     for index = 1, timeline.size do
       local at = entries[index]
       entries[index] = at - before
@@ -124,6 +124,7 @@ do
     timeline.at, timeline.permits = slice(timeline.at, first, size), slice(timeline.permits, first, size)
     timeline.size = size - first + 1
     timeline.empty = min(timeline.empty, timeline.size)
+    if timeline.pages then Pages.cut(timeline.pages, timeline.at[1] or math.huge, math.huge) end
   end
 
   -- Removes the entries that no rule sees any more.
@@ -137,7 +138,7 @@ do
     local longest = 0
     for index = 1, #rules do longest = max(longest, rules[index].seen_for) end
     timeline.stale = first_from(timeline, now - longest + 1) - 1
-    if timeline.size <= LONG or 2 * timeline.stale > timeline.size then drop_stale(timeline) end
+    if timeline.size <= Timeline.LONG or 2 * timeline.stale > timeline.size then drop_stale(timeline) end
     if #rules < 2 and not rules.merges_folded then return end
     local entries, permits, kept, size = timeline.at, timeline.permits, timeline.stale, timeline.size
     for index = kept + 1, size do
@@ -166,12 +167,14 @@ do
       end
     end
     shorten(timeline, kept)
+    if timeline.pages then Pages.touch(timeline.pages, 0, merged) end
   end
 
   -- Books permits at an instant. The cells of the first `after` entries begin there or before. Returns whether they became an
   -- entry of their own.
   local function charge(timeline, rules, after, at, count)
     local entries, permits, cell, place = timeline.at, timeline.permits, rules.cell, after
+    if timeline.pages then Pages.touch(timeline.pages, at - at % cell, at + cell) end
     -- Entries stay ascending: one of the same cell may lie behind the end of the calendar window that holds `at`.
     while place > 0 and entries[place] > at and not is_one(rules, cell, at, entries[place]) do place = place - 1 end
     -- Entries of the cell that hold nothing any more are not there.
@@ -221,8 +224,24 @@ do
   end
 
   local function rare()
+    -- Returns the instant of the booking behind so many others that lie at `at` or before; 0 if there is none.
+    local function behind(timeline, at, count)
+      local permits, place = timeline.permits, first_from(timeline, at + 1) - 1
+      if timeline.empty == 0 then return timeline.at[place - count] or 0 end
+      while place > 0 and count >= 0 do
+        if permits[place] > 0 then count = count - 1 end
+        place = place - 1
+      end
+      return count < 0 and timeline.at[place + 1] or 0
+    end
+
     -- The most full stretches that are known at once.
     local FULL_MAX = 8
+
+    -- Returns whether a further stretch would be kept beside all others.
+    local function may_note(full)
+      return #full < 3 * FULL_MAX
+    end
 
     -- Notes that there is no room from one instant until another, and which rule moved the search. The oldest stretch makes place.
     local function note_full(timeline, from, till, index)
@@ -272,6 +291,7 @@ do
       timeline.at, timeline.permits, timeline.size = slice(entries, 1, kept), slice(permits, 1, kept), kept
       timeline.stale, timeline.empty = min(timeline.stale, kept), min(timeline.empty, kept)
       timeline.full = {}
+      if timeline.pages then Pages.cut(timeline.pages, 0, timeline.at[kept] or 0) end
       return pages
     end
 
@@ -289,14 +309,16 @@ do
       local left = permits[index] - min(permits[index], count)
       if timeline.full[1] then forget_full(timeline, till - cell - rules.reach, entries[index] + rules.reach) end
       permits[index] = left
+      if timeline.pages then Pages.touch(timeline.pages, entries[index], entries[index]) end
       if left == 0 then timeline.empty = timeline.empty + 1 end
     end
 
-    return { split_off = split_off, uncharge = uncharge, note_full = note_full }
+    return { split_off = split_off, uncharge = uncharge, note_full = note_full, may_note = may_note, behind = behind }
   end
 
   Timeline = setmetatable({
-    load = load, pack = pack, compact = compact, first_from = first_from, keep_from = keep_from, drop_stale = drop_stale, prune = prune, charge = charge,
+    -- A timeline of more entries is long.
+    LONG = 512, load = load, pack = pack, compact = compact, first_from = first_from, keep_from = keep_from, drop_stale = drop_stale, prune = prune, charge = charge,
     held_between = held_between, full_until = full_until, rare = rare,
   }, Lazy)
 end

@@ -23,10 +23,10 @@ function Algorithm.B()
   end
 
   -- Returns `tat` and `rest` with the bookings of some entries taken in: `take` for each, without as many calls.
-  local function take_all(rule, tat, rest, timeline, first, final)
+  local function take_each(rule, tat, rest, timeline, first, final)
     local entries, permits, rate, same = timeline.at, timeline.permits, rule.rate, nil
     local more, more_rest
-    work.done = work.done + 18 * max(final - first + 1, 0)
+    work.done = work.done + 17 * max(final - first + 1, 0)
     for index = first, final do
       local at, count = entries[index], permits[index]
       if count ~= same then
@@ -53,11 +53,34 @@ function Algorithm.B()
     return rule.cell, 0
   end
 
+  -- Returns `tat` and `rest` with the bookings of some entries taken in, page by page where they are many. The rule is in force.
+  local function take_all(rule, tat, rest, timeline, rules, first, final)
+    if final - first < Pages.FAR or timeline.size <= Timeline.LONG then return take_each(rule, tat, rest, timeline, first, final) end
+    local last, rate = timeline.at[final], rule.rate
+    local starts, rows = Pages.of(timeline, rules, rule)
+    local page = max(Pages.find(starts, timeline.at[first]), 1)
+    if starts[page + 1] and starts[page + 1] <= last then
+      tat, rest = take_each(rule, tat, rest, timeline, first, first_from(timeline, starts[page + 1]) - 1)
+      page = page + 1
+      while starts[page + 1] and starts[page + 1] <= last do
+        local row = rows[page]
+        if row == 0 then row = Pages.sum(timeline, rules, rule, starts, rows, page, tolerance) end
+        tat, rest = tat + row[1], rest + row[2]
+        if rest >= rate then tat, rest = tat + 1, rest - rate end
+        if tat < row[3] or (tat == row[3] and rest < row[4]) then tat, rest = row[3], row[4] end
+        page = page + 1
+      end
+      work.done = work.done + 25 * page
+      first = first_from(timeline, starts[page])
+    end
+    return take_each(rule, tat, rest, timeline, first, final)
+  end
+
   local function fold(rule, timeline, checkpoint, till)
     local folded = checkpoint[3]
     if folded >= till then return checkpoint end
     local first, final = first_from(timeline, folded + 1), first_from(timeline, till + 1) - 1
-    local tat, rest = take_all(rule, checkpoint[1], checkpoint[2], timeline, first, final)
+    local tat, rest = take_each(rule, checkpoint[1], checkpoint[2], timeline, first, final)
     return { tat, rest, till }
   end
 
@@ -69,10 +92,13 @@ function Algorithm.B()
     return max(rule.capacity - ceil(lacks * SURE), 0)
   end
 
-  local function expires(rule, timeline, checkpoint)
-    local last = timeline.at[timeline.size]
-    if last then checkpoint = fold(rule, timeline, checkpoint, last) end
-    local full = checkpoint[1] + (checkpoint[2] > 0 and 1 or 0)
+  local function expires(rule, timeline, checkpoint, rules)
+    local last, tat, rest = timeline.at[timeline.size], checkpoint[1], checkpoint[2]
+    if last then
+      local first = first_from(timeline, checkpoint[3] + 1)
+      tat, rest = take_all(rule, tat, rest, timeline, rules, first, timeline.size)
+    end
+    local full = tat + (rest > 0 and 1 or 0)
     return last and max(full, last + rule.window) or full
   end
 
@@ -81,80 +107,110 @@ function Algorithm.B()
     if entered == before then return end
     local timeline, first = search.timeline, before + 1
     if timeline.at[first] <= sight.folded then first = first_from(timeline, sight.folded + 1) end
-    sight.tat, sight.rest = take_all(sight.rule, sight.tat, sight.rest, timeline, first, entered)
+    sight.tat, sight.rest = take_all(sight.rule, sight.tat, sight.rest, timeline, search.rules, first, entered)
   end
 
   -- A way over that many later bookings is worth remembering.
   local FAR = 16
 
   -- Notes how late the bucket may be full again at each of some later bookings. Whoever leaves it as late there keeps all of them: from
-  -- then on an arrival time that is later by a span makes no other one later by more. `tats` and `borders` are what a way over them saw,
-  -- by turns with rests; `spare` is what it left at its end.
-  local function note_latest(rule, ahead, first, tats, borders, spare, spare_rest)
-    local latest, rate = ahead.latest, rule.rate
-    for place = #tats - 1, 1, -2 do
-      local tat, rest = tats[place], tats[place + 1]
-      local micros, parts = borders[place] - tat, borders[place + 1] - rest
+  -- then on an arrival time that is later by a span makes no other one later by more. `way` is what a way over them saw: instants, arrival
+  -- times and borders; `spare` is what it left at its end.
+  local function note_latest(rule, sight, way, spare, spare_rest)
+    local latest, latest_rest, rate = sight.latest or {}, sight.latest_rest or {}, rule.rate
+    sight.latest, sight.latest_rest = latest, latest_rest
+    for place = #way - 4, 1, -5 do
+      local at, tat, rest = way[place], way[place + 1], way[place + 2]
+      local micros, parts = way[place + 3] - tat, way[place + 4] - rest
       if parts < 0 then micros, parts = micros - 1, parts + rate end
       if not spare or micros < spare or (micros == spare and parts < spare_rest) then spare, spare_rest = micros, parts end
-      local key = 2 * first + place
-      latest[key], latest[key + 1] = add(rule, tat, rest, spare, spare_rest)
+      latest[at], latest_rest[at] = add(rule, tat, rest, spare, spare_rest)
     end
   end
 
   -- Returns the room beside the later bookings, of which there are some, with the bucket as it is after `cost` was taken; or nil and the
   -- next instant worth trying. Bookings that a search makes lie before the later ones, so that what it has seen of those stays true:
-  -- `latest` has an arrival time for the place of each booking from the end.
+  -- `latest` has an arrival time for bookings by their instant. Where all bookings of a page have room, and the bucket is not full before
+  -- any of them, they are passed at once.
   local function room_among_later(sight, search, cost, found, tat, rest)
-    local rule, timeline, cell = sight.rule, search.timeline, search.rules.cell
-    local entries, permits, size, ahead, first = timeline.at, timeline.permits, timeline.size, sight.ahead, search.entered + 1
+    local rule, timeline, rules = sight.rule, search.timeline, search.rules
+    local entries, permits, size, cell, first = timeline.at, timeline.permits, timeline.size, rules.cell, search.entered + 1
     local rate, same, beyond, beyond_rest, span, span_rest = rule.rate, nil, nil, nil, nil, nil
-    local latest, tats, borders, seen, spare, spare_rest = ahead and ahead.latest, {}, {}, 0, nil, nil
-    local shift = ahead and ahead.size - size or 0
-    for entry = first, size do
+    local latest, latest_rest, way, seen, spare, spare_rest = sight.latest, sight.latest_rest, {}, 0, nil, nil
+    local starts, rows, page, edge = nil, nil, nil, nil
+    if size - first >= Pages.FAR and size > Timeline.LONG then
+      starts, rows = Pages.of(timeline, rules, rule)
+      page = max(Pages.find(starts, entries[first]), 1)
+      edge = starts[page + 1]
+    end
+    local entry = first
+    while entry <= size do
+      local at = entries[entry]
+      -- At the beginning of a page, pages are passed.
+      while edge and at >= edge do
+        page = page + 1
+        local next_edge = starts[page + 1]
+        local till = latest and latest[edge]
+        if not next_edge or (till and (tat < till or (tat == till and rest <= latest_rest[edge]))) then
+          edge, at = next_edge, till and edge or at
+          break
+        end
+        local row = rows[page]
+        if row == 0 then row = Pages.sum(timeline, rules, rule, starts, rows, page, tolerance) end
+        local border, border_rest = row[7], row[8]
+        if tat < row[5] or (tat == row[5] and rest <= row[6]) or tat > border or (tat == border and rest > border_rest) then
+          entry = first_from(timeline, edge)
+          edge, at = next_edge, entries[entry]
+          break
+        end
+        if found > cost then found = min(found, cost + permits_until(rule, tat, rest, border, border_rest)) end
+        way[seen + 1], way[seen + 2], way[seen + 3], way[seen + 4], way[seen + 5] = edge, tat, rest, border, border_rest
+        seen = seen + 5
+        tat, rest = tat + row[1], rest + row[2]
+        if rest >= rate then tat, rest = tat + 1, rest - rate end
+        edge, at = next_edge, next_edge
+        entry = nil
+      end
+      entry = entry or first_from(timeline, at)
       if latest then
-        local key = 2 * (entry + shift) + 1
-        local till = latest[key]
-        if till and (tat < till or (tat == till and rest <= latest[key + 1])) then
-          found, spare, spare_rest = cost, till - tat, latest[key + 1] - rest
+        local till = latest[at]
+        if till and (tat < till or (tat == till and rest <= latest_rest[at])) then
+          found, spare, spare_rest = cost, till - tat, latest_rest[at] - rest
           if spare_rest < 0 then spare, spare_rest = spare - 1, spare_rest + rate end
           break
         end
       end
-      local at, count = entries[entry], permits[entry]
-      local start = at - at % cell
-      if count ~= same then
-        same = count
-        beyond, beyond_rest = tolerance(rule, count)
-        span, span_rest = span_exact(rule, count)
+      at = entries[entry]
+      local start, count = at - at % cell, permits[entry]
+      if count > 0 then
+        if count ~= same then
+          same = count
+          beyond, beyond_rest = tolerance(rule, count)
+          span, span_rest = span_exact(rule, count)
+        end
+        local border = start + beyond
+        if tat > border or (tat == border and rest > beyond_rest) then
+          work.done = work.done + 8 * seen
+          return nil, start + 1
+        end
+        if found > cost then found = min(found, cost + permits_until(rule, tat, rest, border, beyond_rest)) end
+        way[seen + 1], way[seen + 2], way[seen + 3], way[seen + 4], way[seen + 5] = at, tat, rest, border, beyond_rest
+        seen = seen + 5
+        if tat < start or (tat == start and rest == 0) then
+          -- The bucket is full again before: later bookings do not depend on this one.
+          if found > cost then found = min(found, cost + permits_until(rule, tat, rest, start, 0)) end
+          spare, spare_rest = start - tat, -rest
+          if spare_rest < 0 then spare, spare_rest = spare - 1, spare_rest + rate end
+          break
+        end
+        if tat < at then tat, rest = at, 0 end
+        tat, rest = tat + span, rest + span_rest
+        if rest >= rate then tat, rest = tat + 1, rest - rate end
       end
-      local border = start + beyond
-      if tat > border or (tat == border and rest > beyond_rest) then
-        work.done = work.done + 25 * seen
-        return nil, start + 1
-      end
-      if found > cost then found = min(found, cost + permits_until(rule, tat, rest, border, beyond_rest)) end
-      tats[seen + 1], tats[seen + 2], borders[seen + 1], borders[seen + 2] = tat, rest, border, beyond_rest
-      seen = seen + 2
-      if tat < start or (tat == start and rest == 0) then
-        -- The bucket is full again before: later bookings do not depend on this one.
-        if found > cost then found = min(found, cost + permits_until(rule, tat, rest, start, 0)) end
-        spare, spare_rest = start - tat, -rest
-        if spare_rest < 0 then spare, spare_rest = spare - 1, spare_rest + rate end
-        break
-      end
-      if tat < at then tat, rest = at, 0 end
-      tat, rest = tat + span, rest + span_rest
-      if rest >= rate then tat, rest = tat + 1, rest - rate end
+      entry = entry + 1
     end
-    work.done = work.done + 25 * seen
-    if seen > 2 * FAR then
-      if not ahead then
-        ahead = { size = size, latest = {} }
-        sight.ahead, shift = ahead, 0
-      end
-      note_latest(rule, ahead, first + shift, tats, borders, spare, spare_rest)
-    end
+    work.done = work.done + 8 * seen
+    if seen > 5 * FAR then note_latest(rule, sight, way, spare, spare_rest) end
     return found
   end
 

@@ -6,6 +6,9 @@
 function Algorithm.S()
   local cell_start, held_between, first_from = Rule.cell_start, Timeline.held_between, Timeline.first_from
 
+  -- The most bookings that one move of a search passes.
+  local WAY_MAX = 1000
+
   local function window_start(_, at, length)
     return max(at + 1 - length, 0)
   end
@@ -41,23 +44,35 @@ function Algorithm.S()
     end
     local behind, fullest, first, last = ahead.behind, ahead.fullest, ahead.first, ahead.last
     local seen = ahead.entry + size - ahead.size
-    ahead.entry, ahead.size = seen, size
+    ahead.size = size
     while first <= last and behind[first] >= size - entered do first = first + 1 end
     local gone, held, more, till = ahead.gone, ahead.held, ahead.more, search.at + window
-    for entry = ahead.entry + 1, size do
-      local finish = cell_start(entries[entry], cell)
+    local leaves, least = entries[gone + 1], first <= last and fullest[last] or nil
+    local entry = seen
+    while entry < size do
+      local finish = entries[entry + 1]
+      finish = finish - finish % cell
       if finish >= till then break end
+      entry = entry + 1
       held = held + permits[entry]
-      while gone < entry and entries[gone + 1] + window <= finish do
+      local limit = finish - window
+      while leaves <= limit do
         gone = gone + 1
-        held = held - permits[gone]
+        held, leaves = held - permits[gone], entries[gone + 1]
       end
-      while first <= last and fullest[last] <= held - more do last = last - 1 end
-      last = last + 1
-      behind[last], fullest[last], ahead.entry = size - entry, held - more, entry
+      local fullness = held - more
+      if fullness ~= least then
+        while least and least <= fullness do
+          last = last - 1
+          least = first <= last and fullest[last] or nil
+        end
+        last, least = last + 1, fullness
+        fullest[last] = fullness
+      end
+      behind[last] = size - entry
     end
-    work.done = work.done + 60 + 45 * (ahead.entry - seen)
-    ahead.gone, ahead.held, ahead.first, ahead.last = gone, held, first, last
+    work.done = work.done + 60 + 25 * (entry - seen)
+    ahead.entry, ahead.gone, ahead.held, ahead.first, ahead.last = entry, gone, held, first, last
     return first <= last and fullest[first] + more or 0
   end
 
@@ -80,11 +95,12 @@ function Algorithm.S()
   end
 
   -- Returns the instant at which enough has left the window that ends where a search stands, which has no room: bookings enter it on the
-  -- way there.
+  -- way there. Where very many do it returns an instant on the way, and true.
   local function behind_held(sight, search, spare)
     local timeline, cell, window = search.timeline, search.rules.cell, sight.rule.window
     local entries, permits, size = timeline.at, timeline.permits, timeline.size
     local gone, held, entered, at = sight.gone, sight.held, search.entered, nil
+    local final = entered + WAY_MAX
     repeat
       while held > spare do
         gone = gone + 1
@@ -96,16 +112,19 @@ function Algorithm.S()
         entered = entered + 1
         held = held + permits[entered]
       end
-    until held <= spare
-    work.done = work.done + 30 * (entered - search.entered)
-    return at
+    until held <= spare or entered > final
+    work.done = work.done + 24 * (entered - search.entered)
+    return at, held > spare
   end
 
   -- A booking between others needs room in the windows that reach back from it and in those that end at later bookings.
   local function room(sight, search, cost)
     local held, rate = sight.held, sight.rate
     local spare = max(rate - cost, 0)
-    if held > spare then return nil, behind_held(sight, search, spare) end
+    if held > spare then
+      local at, goes_on = behind_held(sight, search, spare)
+      return nil, at, goes_on
+    end
     if search.entered < search.timeline.size then
       held = max(held, fullest_ahead(sight, search))
       if held > spare then return nil, behind_full(sight, search, spare) end

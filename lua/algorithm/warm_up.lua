@@ -45,7 +45,7 @@ function Algorithm.W()
     return free, rest, stored, part
   end
 
-  local function take_all(rule, free, rest, stored, part, timeline, first, final)
+  local function take_each(rule, free, rest, stored, part, timeline, first, final)
     local entries, permits, rate, same, span, span_rest = timeline.at, timeline.permits, rule.rate, nil, nil, nil
     for index = first, final do
       local at, count = entries[index], permits[index]
@@ -62,6 +62,37 @@ function Algorithm.W()
       end
     end
     return free, rest, stored, part
+  end
+
+  -- Returns how far behind the cell of a booking the rule may be free for it.
+  local function beyond(rule)
+    return rule.cell, 0
+  end
+
+  -- Takes the bookings of some entries, page by page where they are many and the rule is busy all the time. It is in force.
+  local function take_all(rule, free, rest, stored, part, timeline, rules, first, final)
+    local starts, rows, rate = nil, nil, rule.rate
+    while final - first >= Pages.FAR and timeline.size > Timeline.LONG do
+      if not starts then starts, rows = Pages.of(timeline, rules, rule) end
+      local page = max(Pages.find(starts, timeline.at[first]), 1)
+      -- The rest of this page one by one.
+      if not starts[page + 2] then break end
+      local till = first_from(timeline, starts[page + 1]) - 1
+      work.done = work.done + 20 * (till - first + 1)
+      free, rest, stored, part = take_each(rule, free, rest, stored, part, timeline, first, till)
+      page = page + 1
+      while stored == 0 and part == 0 and starts[page + 1] and starts[page + 1] <= timeline.at[final] do
+        local row = rows[page]
+        if row == 0 then row = Pages.sum(timeline, rules, rule, starts, rows, page, beyond) end
+        if free <= row[5] then break end
+        free, rest = free + row[1], rest + row[2]
+        if rest >= rate then free, rest = free + 1, rest - rate end
+        page = page + 1
+      end
+      first = first_from(timeline, starts[page])
+    end
+    work.done = work.done + 20 * max(final - first + 1, 0)
+    return take_each(rule, free, rest, stored, part, timeline, first, final)
   end
 
   -- Returns the permits that the rate allows until a later instant, rounded down; where that is a whole number it may be one less.
@@ -90,7 +121,7 @@ function Algorithm.W()
     if folded >= till then return checkpoint end
     local first, final = first_from(timeline, folded + 1), first_from(timeline, till + 1) - 1
     local free, rest, stored, part = checkpoint[1], checkpoint[2], checkpoint[3], checkpoint[4]
-    free, rest, stored, part = take_all(rule, free, rest, stored, part, timeline, first, final)
+    free, rest, stored, part = take_each(rule, free, rest, stored, part, timeline, first, final)
     return { free, rest, stored, part, till }
   end
 
@@ -100,10 +131,13 @@ function Algorithm.W()
     return (free < now or (free == now and rest == 0)) and 1 or 0
   end
 
-  local function expires(rule, timeline, checkpoint)
+  local function expires(rule, timeline, checkpoint, rules)
     local last = timeline.at[timeline.size]
-    if last then checkpoint = fold(rule, timeline, checkpoint, last) end
-    local free, rest, stored = checkpoint[1], checkpoint[2], checkpoint[3]
+    local free, rest, stored, part = checkpoint[1], checkpoint[2], checkpoint[3], checkpoint[4]
+    if last then
+      local first = first_from(timeline, checkpoint[5] + 1)
+      free, rest, stored = take_all(rule, free, rest, stored, part, timeline, rules, first, timeline.size)
+    end
     if free == 0 and rest == 0 then return 0 end
     local cold = free + 1 + ceil((rule.stored_max - stored) / rule.inflow)
     return last and max(cold, last + rule.window) or cold
@@ -114,9 +148,8 @@ function Algorithm.W()
     if entered == before then return end
     local timeline, first = search.timeline, before + 1
     if timeline.at[first] <= sight.folded then first = first_from(timeline, sight.folded + 1) end
-    work.done = work.done + 100 * (entered - before)
     sight.free, sight.rest, sight.stored, sight.part =
-      take_all(sight.rule, sight.free, sight.rest, sight.stored, sight.part, timeline, first, entered)
+      take_all(sight.rule, sight.free, sight.rest, sight.stored, sight.part, timeline, search.rules, first, entered)
   end
 
   -- Returns `cost` if none of the later bookings is put off by one that leaves this level; or nil and the next instant worth trying. One
@@ -124,16 +157,44 @@ function Algorithm.W()
   -- warmer than without it. Whether later ones are as far apart as their level wants by itself is no reason. Where permits were given back
   -- they may be nearer, and nothing would have room before them: the rule would stand still until they are used.
   local function room_among_later(rule, free, rest, stored, part, search, cost)
-    local timeline, cell, first = search.timeline, search.rules.cell, search.entered + 1
-    local entries, permits, wide = timeline.at, timeline.permits, rule.cell
-    for entry = first, timeline.size do
+    local timeline, rules, entry, size = search.timeline, search.rules, search.entered + 1, search.timeline.size
+    local entries, permits, wide, cell, rate = timeline.at, timeline.permits, rule.cell, search.rules.cell, rule.rate
+    local starts, rows, edge, page = nil, nil, nil, nil
+    if size - entry >= Pages.FAR and size > Timeline.LONG then
+      starts, rows = Pages.of(timeline, rules, rule)
+      page = max(Pages.find(starts, entries[entry]), 1)
+      edge = starts[page + 1]
+    end
+    while entry <= size do
       local at = entries[entry]
-      local start = at - at % cell
-      if free < start or (free == start and rest == 0) then return cost end
-      work.done = work.done + 100
-      local border = start + wide
-      if free > border or (free == border and rest > 0) then return nil, start + 1 end
-      free, rest, stored, part = take(rule, free, rest, stored, part, at, permits[entry])
+      if edge and at >= edge then
+        page = page + 1
+        -- Pages whose bookings all have room behind each other are passed while the rule is busy.
+        local before = page
+        while starts[page + 1] and stored == 0 and part == 0 do
+          local row = rows[page]
+          if row == 0 then row = Pages.sum(timeline, rules, rule, starts, rows, page, beyond) end
+          local border, border_rest = row[7], row[8]
+          if free <= row[5] or free > border or (free == border and rest > border_rest) then break end
+          free, rest = free + row[1], rest + row[2]
+          if rest >= rate then free, rest = free + 1, rest - rate end
+          page = page + 1
+        end
+        work.done = work.done + 30 * (page - before)
+        if page > before then
+          entry = first_from(timeline, starts[page])
+          at = entries[entry]
+        end
+        edge = starts[page + 1]
+      end
+      local start, border = at - at % cell, at - at % cell + wide
+      if permits[entry] > 0 then
+        if free < start or (free == start and rest == 0) then return cost end
+        work.done = work.done + 100
+        if free > border or (free == border and rest > 0) then return nil, start + 1 end
+        free, rest, stored, part = take(rule, free, rest, stored, part, at, permits[entry])
+      end
+      entry = entry + 1
     end
     return cost
   end

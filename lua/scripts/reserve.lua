@@ -49,6 +49,13 @@ local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, known_epoch, run,
 
 -- ---- load ----
 
+-- Where a call loads several states, each of them is long sooner. What a further one takes in any case.
+local STATE_WORK = 3000
+if limiters > 1 then
+  Timeline.LONG, work.done = floor(Timeline.LONG / limiters), STATE_WORK * (limiters - 1)
+end
+local done_before = work.done
+
 local states, own_rules, is_moving = {}, {}, false
 for index = 1, limiters do
   states[index] = State.load(KEYS[index], stored[index], now)
@@ -65,10 +72,11 @@ for index = 1, limiters do
     state.rescheduled_until = max(state.rescheduled_until, now + lease)
   end
   if state.timeline.moving then
-    -- A call that has moved so much does nothing else.
-    local MOVED_MAX = 20000
-    Reschedule.go_on(state, now, ceil(Reschedule.MOVING_MAX * index / limiters))
-    is_moving = is_moving or state.timeline.moving ~= nil or work.done > MOVED_MAX
+    -- A call that has moved so much does nothing else. It moves fewer where it gives permits back in many places.
+    local MOVED_MAX, MOVING_LEAST, BACK = 20000, 5000, 80
+    local moving_max = max(Reschedule.MOVING_MAX - BACK * #given_back * limiters, MOVING_LEAST)
+    Reschedule.go_on(state, now, done_before + ceil(moving_max * index / limiters))
+    is_moving = is_moving or state.timeline.moving ~= nil or work.done > done_before + MOVED_MAX
   end
 end
 
@@ -102,17 +110,28 @@ local function searches_from(at, chosen)
   return searches
 end
 
+-- Returns the same for permits that have had a place, which the pauses need not space once more.
+local function searches_for_moved(at, chosen)
+  local searches = searches_from(at, chosen)
+  for index = 1, #searches do
+    local search = searches[index]
+    if search.pause.paced_until > 0 then search.pause = Pause.unpaced(search.pause) end
+  end
+  return searches
+end
+
 local function charge(searches, permits)
   for index = 1, #searches do Search.charge(searches[index], permits) end
 end
 
--- Returns the earliest instant at which every limiter has room, the room, and the limiter and rule that moved the search there.
+-- Returns the earliest instant at which every limiter has room, the room, and the limiter and rule that moved the search there; nil where
+-- the search has not come so far, and goes on with the next call.
 local function earliest(searches, cost)
   local count = #searches
   if count == 1 then
     local search = searches[1]
     local found, limited_by = Search.earliest(search, cost)
-    return search.at, found, 1, limited_by or 1
+    return found and search.at, found, 1, limited_by or 1
   end
   -- They are asked in turn until all `agree`; one that stands where it has found room is not asked again.
   local limiter, limit, at, index, agree, found = 1, 1, 0, 1, 0, {}
@@ -123,6 +142,7 @@ local function earliest(searches, cost)
       local limited_by
       Search.advance(search, at)
       found[index], limited_by = Search.earliest(search, cost)
+      if not found[index] then return nil end
       if limited_by then limiter, limit = index, limited_by end
       if search.at > at then at, agree = search.at, 0 end
     end
@@ -145,7 +165,7 @@ end
 
 -- ---- reschedule: at the place that the change kept for a permit, or no earlier than that ----
 
-local rescheduled = {}
+local rescheduled, is_rescheduled = {}, true
 
 if #reschedule > 0 and not settles and not is_moving then
   local function answer(count, at)
@@ -190,7 +210,7 @@ if #reschedule > 0 and not settles and not is_moving then
   end
 
   -- { count, place, cost, kind } by turns, where equal ones are one.
-  local steps, CLAIMED, TAKEN_BACK = {}, 1, 2
+  local steps, CLAIMED, TAKEN_BACK = nil, 1, 2
   local function note(count, place, cost, kind)
     local size = #steps
     if size > 0 and steps[size] == kind and steps[size - 1] == cost and steps[size - 2] == place then
@@ -200,37 +220,44 @@ if #reschedule > 0 and not settles and not is_moving then
     end
   end
 
-  -- First every permit claims its place, or is taken back. Only then those that were taken back are booked, all in one search, so that
-  -- none of them stands in the way of another.
-  for first = 1, #reschedule, 3 do
-    local slot, cost, count = reschedule[first], reschedule[first + 1], reschedule[first + 2]
-    local cursors, left = {}, nil
-    for index = 1, limiters do
-      local cursor = Reschedule.cursor(states[index], slot, callers[2 * index])
-      if cursor.index then left = min(left or cursor.left, cursor.left) end
-      cursors[index] = cursor
-    end
-    for index = 0, count - 1 do
-      -- Several replicas hold permits of one slot. Where these lie apart now, each replica takes some from the whole stretch.
-      local offset = max(floor((2 * index + 1) * (left or 0) / (2 * count)), index * cost)
-      local place = claim(cursors, cost, offset)
-      if place then
-        order.last = max(order.last, place)
-        note(1, place, cost, CLAIMED)
-      else
-        note(1, take_back(cursors, cost) or 0, cost, TAKEN_BACK)
+  -- First every permit of a group claims its place, or is taken back. Only then those that were taken back are booked, all in one search,
+  -- so that none of them stands in the way of another.
+  local function claim_group(group)
+    for first = 1, #group, 3 do
+      local slot, cost, count = group[first], group[first + 1], group[first + 2]
+      local cursors, left = {}, nil
+      for index = 1, limiters do
+        local cursor = Reschedule.cursor(states[index], slot, callers[2 * index])
+        if cursor.index then left = min(left or cursor.left, cursor.left) end
+        cursors[index] = cursor
       end
+      for index = 0, count - 1 do
+        -- Several replicas hold permits of one slot. Where these lie apart now, each replica takes some from the whole stretch.
+        local offset = max(floor((2 * index + 1) * (left or 0) / (2 * count)), index * cost)
+        local place = claim(cursors, cost, offset)
+        if place then
+          order.last = max(order.last, place)
+          note(1, place, cost, CLAIMED)
+        else
+          note(1, take_back(cursors, cost) or 0, cost, TAKEN_BACK)
+        end
+      end
+      work.done = work.done + limiters * (150 + 100 * count)
     end
   end
 
+  -- Searches over the bare limiters, for all groups, as long as nothing else changes their bookings.
+  local bare_searches
+
   -- Books claimed permits in the bare limiters, too. Where those have no room at the same instant, they are taken back.
-  if has_bare then
-    local claimed, searches = steps, nil
+  local function book_in_bare()
+    local claimed = steps
     steps = {}
     for first = 1, #claimed, 4 do
       local left, place, cost, kind = claimed[first], claimed[first + 1], claimed[first + 2], claimed[first + 3]
       while left > 0 and kind == CLAIMED do
-        searches = searches or searches_from(place, bare)
+        if not bare_searches or place < bare_searches[1].at then bare_searches = searches_for_moved(place, bare) end
+        local searches = bare_searches
         for index = 1, #searches do Search.advance(searches[index], place) end
         local at, room = earliest(searches, cost)
         if at == place then
@@ -249,43 +276,67 @@ if #reschedule > 0 and not settles and not is_moving then
     end
   end
 
-  -- `passed` is the largest cost for which the search has passed by room: a smaller one is searched for anew.
-  local searches, passed = nil, 0
-  for first = 1, #steps, 4 do
-    local left, from, cost = steps[first], steps[first + 1], steps[first + 2]
-    if steps[first + 3] == CLAIMED then
-      answer(left, from)
-      left = 0
-    end
-    from = max(now, from > 0 and from or order.last)
-    if left > 0 and (not searches or cost < passed) then searches, passed = searches_from(from), 0 end
-    while left > 0 do
-      for index = 1, limiters do Search.advance(searches[index], from) end
-      local at, room = earliest(searches, cost)
-      if at > from then passed = max(passed, cost) end
-      if at - now > reschedule_wait then
-        answer(left, 0)
-        break
+  local function book_group()
+    -- `passed` is the largest cost for which the search has passed by room: a smaller one is searched for anew.
+    local searches, passed = nil, 0
+    for first = 1, #steps, 4 do
+      local left, from, cost = steps[first], steps[first + 1], steps[first + 2]
+      if steps[first + 3] == CLAIMED then
+        answer(left, from)
+        left = 0
       end
-      local count = max(min(left, floor(room / cost)), 1)
-      charge(searches, count * cost)
-      answer(count, at)
-      left = left - count
+      from = max(now, from > 0 and from or order.last)
+      if left > 0 and (not searches or cost < passed) then searches, passed, bare_searches = searches_for_moved(from), 0, nil end
+      while left > 0 do
+        for index = 1, limiters do Search.advance(searches[index], from) end
+        local at, room = earliest(searches, cost)
+        if at > from then passed = max(passed, cost) end
+        if at - now > reschedule_wait then
+          answer(left, 0)
+          break
+        end
+        local count = max(min(left, floor(room / cost)), 1)
+        charge(searches, count * cost)
+        answer(count, at)
+        left = left - count
+      end
     end
   end
+
+  -- The permits of one limiter that go together; of several limiters each takes its part, and some go together in any case. What a call
+  -- leaves once it has done so much goes with the next one.
+  local TOGETHER, TOGETHER_LEAST, RESCHEDULED_MAX = 32, 2, 40000
+  local size, first, of_first = max(floor(TOGETHER / limiters), TOGETHER_LEAST), 1, 0
+  while first <= #reschedule and is_rescheduled do
+    local group, space = {}, size
+    while space > 0 and first <= #reschedule do
+      local count, length = min(reschedule[first + 2] - of_first, space), #group
+      group[length + 1], group[length + 2], group[length + 3] = reschedule[first], reschedule[first + 1], count
+      space, of_first = space - count, of_first + count
+      if of_first == reschedule[first + 2] then first, of_first = first + 3, 0 end
+    end
+    steps = {}
+    claim_group(group)
+    if has_bare then book_in_bare() end
+    book_group()
+    is_rescheduled = first > #reschedule or work.done < RESCHEDULED_MAX
+  end
+  is_rescheduled = first > #reschedule
 end
 
 -- ---- book ----
 
 local outcomes = {}
 
-if #runs > 0 and not settles and not is_moving then
+if #runs > 0 and not settles and not is_moving and is_rescheduled then
   local TOO_FAR, QUEUE_FULL = 1, 2
   -- How much a call does. What it leaves goes with the next one, so that other calls come between. Permits that the caller exchanges are
   -- booked at once, unless that takes far too long: others may take those that are left.
   local WORK_MAX, WORK_MAX_EXCHANGED = 50000, 65000
+  local is_cut = false
+  work.max = exchanged > 0 and WORK_MAX_EXCHANGED or WORK_MAX
   local function has_done_enough()
-    return #outcomes > 0 and work.done >= (exchanged > 0 and WORK_MAX_EXCHANGED or WORK_MAX)
+    return is_cut or (outcomes[1] and work.done >= work.max)
   end
   local searches, started = searches_from(now), now
   -- The largest cost for which the search has passed by room: a smaller one may be booked before.
@@ -303,9 +354,20 @@ if #runs > 0 and not settles and not is_moving then
       local from = max(start, QueueOrder.floor_of(order, cost))
       for limiter = 1, limiters do Search.advance(searches[limiter], from) end
       local at, free, limiter, limit = earliest(searches, cost)
+      is_cut = not at
+      if is_cut then break end
       local code = at > now and (at - now > wait_max and TOO_FAR or queue_slots_left == 0 and QUEUE_FULL) or nil
       if code then
-        local rule = states[limiter].rules[limit]
+        local rules = states[limiter].rules
+        if #rules > 1 then
+          -- The rule that has no room right before. Which one moved a search last depends on where that began.
+          local search = Search.new(states[limiter], at - 1)
+          limit = 1
+          for place = #rules, 1, -1 do
+            if not rules[place].algorithm.room(search.sights[place], search, cost) then limit = place end
+          end
+        end
+        local rule = rules[limit]
         local is_new = first > 3 * replaced and first <= #runs - 3 * prefetched
         if is_new then refused = refused + left end
         local advised, is_spread =
@@ -330,6 +392,7 @@ if #runs > 0 and not settles and not is_moving then
         booked_at = at
       end
       left, exchanged, work.done = left - count, exchanged - count * cost, work.done + 100
+      if exchanged <= 0 then work.max = WORK_MAX end
     end
   end
 end

@@ -136,16 +136,17 @@ fn of_limiters(epoch: EpochRow, rows: Vec<LimiterRow>, limiter_refs: &[LimiterRe
     Some(answer)
 }
 
-/// Returns true if an answer accounts for every rescheduled permit of the call, or for none because bookings are still being moved, and
-/// for no more requests than the call made.
+/// Returns true if an answer tells of no more void permits and requests than the call did. Those that it leaves go with the next call.
 fn is_of(answer: &Answer, call: &Call) -> bool {
     let total = |mut counts: Box<dyn Iterator<Item = u64> + '_>| counts.try_fold(0, u64::checked_add);
+    let fits = |told: Option<u64>, asked: Option<u64>| {
+        told.is_some_and(|told| asked.is_none_or(|asked| told <= asked))
+    };
     let outcomes = total(Box::new(answer.outcomes.iter().map(|(count, _)| *count)));
     let asked = total(Box::new(call.runs.iter().map(|run| run.count)));
     let rescheduled = total(Box::new(answer.rescheduled.iter().map(|(count, _)| *count)));
-    (answer.rescheduled.is_empty()
-        || rescheduled == total(Box::new(call.reschedule.iter().map(|holding| holding.count))))
-        && outcomes.is_some_and(|outcomes| asked.is_none_or(|asked| outcomes <= asked))
+    let void = total(Box::new(call.reschedule.iter().map(|holding| holding.count)));
+    fits(rescheduled, void) && fits(outcomes, asked)
 }
 
 fn outcome(row: &[u64], available: &[Vec<u64>]) -> Option<(u64, Outcome)> {

@@ -28,7 +28,7 @@ const KEYS: &[&str] =
 
 /// The arithmetic of a stored state.
 const STATE: &[&[&str]] = &[
-    &[lua!("algorithm"), lua!("rule"), lua!("timeline")],
+    &[lua!("algorithm"), lua!("rule"), lua!("pages"), lua!("timeline")],
     ALGORITHMS,
     &[lua!("external_usage"), lua!("pause"), lua!("state")],
 ];

@@ -41,6 +41,40 @@ pub enum AlgorithmName {
     WarmUp,
 }
 
+/// The most instructions that a script call takes, whatever has moved and however many wait. A server carries out some 50 in a microsecond.
+const INSTRUCTIONS_MAX: u64 = 100_000;
+
+/// The most pairs of requests, in percent, that leave a crowd of the short form out of order: more than at 3 x 3000, where fewer of all wait for the first places.
+const INVERTED_MAX: f64 = 2.0;
+
+/// The crowds of the short form: at fewer replicas' requests than `scripts/simulate --move` has, but more than one call can pass.
+const SHORT: [(Change, usize, AlgorithmName); 5] = [
+    (Change::Refused, 2, AlgorithmName::Sliding),
+    (Change::Pause, 1, AlgorithmName::Token),
+    (Change::Reload, 1, AlgorithmName::Sliding),
+    (Change::Reset, 1, AlgorithmName::Leaky),
+    (Change::Refused, 8, AlgorithmName::Sliding),
+];
+const SHORT_WAITING: u64 = 500;
+
+/// Moves crowds on one to eight limiters. Returns whether no script call takes too long, and the order holds.
+pub fn short_form() -> Result<bool, String> {
+    let mut is_good = true;
+    for (change, limiters, algorithm) in SHORT {
+        let shown = Crowd { change, limiters, algorithm, waiting: SHORT_WAITING }.run(1)?;
+        let is_short = shown["instructions"].as_u64().is_some_and(|most| most <= INSTRUCTIONS_MAX);
+        let is_ordered = shown["inverted_percent"].as_f64().is_some_and(|percent| percent <= INVERTED_MAX);
+        let finding = match (is_short, is_ordered) {
+            (true, true) => "",
+            (false, _) => "a script call takes too long: ",
+            (true, false) => "requests lose their order: ",
+        };
+        println!("{finding}{shown}");
+        is_good &= is_short && is_ordered;
+    }
+    Ok(is_good)
+}
+
 /// A crowd: on how many limiters of which algorithm how many wait at each replica.
 #[derive(Clone, Copy, Debug)]
 pub struct Crowd {

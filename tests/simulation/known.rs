@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::crowd;
 use crate::mutation;
 use crate::plan::{Mix, Plan};
 use crate::redis::{parity, scripts};
@@ -47,6 +48,7 @@ pub fn short_form() -> Result<bool, String> {
     is_good &= repeats()?;
     is_good &= calm();
     is_good &= stalled()?;
+    is_good &= crowd::short_form()?;
     is_good &= known()?;
     Ok(is_good)
 }

@@ -3,6 +3,7 @@
 //! Pure. The memory store runs [`reserve`] under a lock, the Redis store runs its twin `lua/scripts/reserve.lua`, and a model
 //! test holds the two equal. Permits are counted in cost.
 
+use std::iter::Peekable;
 use std::sync::Arc;
 
 use crate::clock::Micros;
@@ -165,57 +166,110 @@ fn book_in_bare(states: States<'_, '_>, generations: &[u64], claimed: Vec<Moved>
     let is_bare = |index: usize, state: &LimiterState| {
         !state.knows(generations.get(index).copied().unwrap_or_default())
     };
-    let mut searches: Vec<Search<'_>> = Vec::new();
-    let mut others = Vec::new();
-    for (index, (state, _)) in states.iter_mut().enumerate() {
-        if is_bare(index, state) {
-            searches.push(state.search(Micros::ZERO));
-        } else {
-            others.push(state);
-        }
-    }
-    if searches.is_empty() {
+    if !states.iter().enumerate().any(|(index, (state, _))| is_bare(index, state)) {
         return claimed;
     }
-    let mut steps = Vec::new();
-    for step in claimed {
-        let Moved::Claimed(mut left, cost, place) = step else {
-            note(&mut steps, step);
-            continue;
-        };
-        while left > 0 {
-            searches.iter_mut().for_each(|search| search.advance(place));
-            let found = earliest(&mut searches, cost);
-            if found.at != place {
-                others.iter_mut().for_each(|state| state.uncharge(place, left * cost));
-                note(&mut steps, Moved::TakenBack(left, cost, Some(place)));
-                break;
+    let (mut steps, mut claimed) = (Vec::new(), claimed.into_iter().peekable());
+    while claimed.peek().is_some() {
+        let (mut searches, mut others) = (Vec::new(), Vec::new());
+        for (index, (state, _)) in states.iter_mut().enumerate() {
+            if is_bare(index, state) {
+                searches.push(state.search(Micros::ZERO).unpaced());
+            } else {
+                others.push(state);
             }
-            let count = left.min(found.room / cost).max(1);
-            searches.iter_mut().for_each(|search| search.charge(count * cost));
-            note(&mut steps, Moved::Claimed(count, cost, place));
-            left -= count;
         }
+        book_claimed(&mut searches, &mut others, &mut claimed, &mut steps);
     }
     steps
 }
 
-/// Books void permits again, at the places that the change kept for them, or at later ones.
-///
-/// First every permit claims its place or is taken back. Only then are the latter booked, in one search, so that none of them
-/// stands in the way of another.
+/// Books claimed permits by `searches`, or takes them back from all `others`, until a place lies before one that the searches have passed.
+fn book_claimed(
+    searches: &mut [Search<'_>],
+    others: &mut [&mut &mut LimiterState],
+    claimed: &mut Peekable<impl Iterator<Item = Moved>>,
+    steps: &mut Vec<Moved>,
+) {
+    let mut reached = Micros::ZERO;
+    let is_ahead = |step: &Moved, reached| !matches!(step, Moved::Claimed(_, _, place) if *place < reached);
+    while let Some(step) = claimed.next_if(|step| is_ahead(step, reached)) {
+        let Moved::Claimed(mut left, cost, place) = step else {
+            note(steps, step);
+            continue;
+        };
+        while left > 0 {
+            searches.iter_mut().for_each(|search| search.advance(place));
+            let found = earliest(searches, cost);
+            reached = found.at;
+            if found.at != place {
+                others.iter_mut().for_each(|state| state.uncharge(place, left * cost));
+                note(steps, Moved::TakenBack(left, cost, Some(place)));
+                break;
+            }
+            let count = left.min(found.room / cost).max(1);
+            searches.iter_mut().for_each(|search| search.charge(count * cost));
+            note(steps, Moved::Claimed(count, cost, place));
+            left -= count;
+        }
+    }
+}
+
+/// The permits of one limiter that are rescheduled together; of several limiters each takes its part, and some go together in any case.
+const TOGETHER: u64 = 32;
+const TOGETHER_LEAST: u64 = 2;
+
+/// Returns holdings in groups of so many requests, in their order; the last group may have fewer.
+fn groups(holdings: &[Holding], size: u64) -> Vec<Vec<Holding>> {
+    let mut groups: Vec<Vec<Holding>> = Vec::new();
+    let mut space = 0;
+    for holding in holdings {
+        let mut left = holding.count;
+        while left > 0 {
+            if space == 0 {
+                groups.push(Vec::new());
+                space = size;
+            }
+            let count = left.min(space);
+            groups.last_mut().into_iter().for_each(|group| group.push(Holding { count, ..*holding }));
+            (left, space) = (left - count, space - count);
+        }
+    }
+    groups
+}
+
+/// Books void permits again, at the places that the change kept for them, or at later ones. They go in groups, for which the twin may take
+/// several calls.
 fn reschedule(
     now: Micros,
     states: States<'_, '_>,
     order: &mut QueueOrder,
     call: &Call,
 ) -> Vec<(u64, Option<Micros>)> {
+    let mut rescheduled = Vec::new();
+    for group in groups(&call.reschedule, (TOGETHER / states.len().max(1) as u64).max(TOGETHER_LEAST)) {
+        reschedule_group(now, states, order, call, &group, &mut rescheduled);
+    }
+    rescheduled
+}
+
+/// Books the permits of a group again, and adds their places.
+///
+/// First every permit claims its place or is taken back. Only then are the latter booked, in one search, so that none of them
+/// stands in the way of another.
+fn reschedule_group(
+    now: Micros,
+    states: States<'_, '_>,
+    order: &mut QueueOrder,
+    call: &Call,
+    group: &[Holding],
+    rescheduled: &mut Vec<(u64, Option<Micros>)>,
+) {
     let mut moved = Vec::new();
-    for holding in &call.reschedule {
+    for holding in group {
         take_over(now, states, order, call, *holding, &mut moved);
     }
     let moved = book_in_bare(states, &call.generations, moved);
-    let mut rescheduled: Vec<(u64, Option<Micros>)> = Vec::new();
     let mut answer = |order: &mut QueueOrder, more, place| {
         order.rescheduled(place);
         match rescheduled.last_mut() {
@@ -235,7 +289,8 @@ fn reschedule(
             Moved::TakenBack(count, cost, place) => (count, cost, now.max(place.unwrap_or(order.last()))),
         };
         if cost < passed {
-            (searches, passed) = (searches_from(states, from), 0);
+            searches = searches_from(states, from).into_iter().map(Search::unpaced).collect();
+            passed = 0;
         }
         while left > 0 {
             searches.iter_mut().for_each(|search| search.advance(from));
@@ -253,7 +308,6 @@ fn reschedule(
             left -= count;
         }
     }
-    rescheduled
 }
 
 /// Claims the places of the permits of a slot, or takes them back, into `moved`.
@@ -314,10 +368,11 @@ fn book_runs(
                 refused += if is_new { left } else { 0 };
                 let count = if is_new { left + refusal_budget } else { 0 };
                 let callers = Refused { cost: run.cost, count, is_crowd: refused > 1 };
-                let rule = violated_rule(&searches, found.violated);
+                let violated = violated(&searches, &found, run.cost);
+                let rule = violated_rule(&searches, violated);
                 let (advised, is_spread) = order.advise(now, found.at, callers, rule);
                 refusal_budget = if is_spread { 0 } else { refusal_budget };
-                let (advised, violated) = (advised - now, found.violated);
+                let advised = advised - now;
                 outcomes
                     .push((left, refuse(RetryDelay { delay, advised, is_spread, violated, available: 0 })));
                 passed = passed.max(run.cost);
@@ -350,6 +405,18 @@ fn refusal(delay: Micros, run: &Run, queue_slots_left: u64) -> Option<fn(RetryDe
         Some(Outcome::Full)
     } else {
         None
+    }
+}
+
+/// Returns the limit for which a request has to wait until `found`: the rule that has no room right before. Which one moved the search last
+/// depends on where that began.
+fn violated(searches: &[Search<'_>], found: &Earliest, cost: u64) -> Violated {
+    let Violated { limiter, limit } = found.violated;
+    match searches.get(limiter).filter(|search| search.rules().len() > 1) {
+        Some(search) => {
+            Violated { limiter, limit: search.limiting(found.at - Micros::ONE, cost).unwrap_or_default() }
+        }
+        None => Violated { limiter, limit },
     }
 }
 

@@ -18,6 +18,8 @@ use crate::limiter::arithmetic::timeline::Timeline;
 pub struct Search<'a> {
     timeline: &'a mut Timeline,
     rules: &'a [Rule],
+    /// What the rules see at the beginning.
+    checkpoints: &'a [Sight],
     /// The width of the timeline's cells: the finest of all rules.
     cell: Micros,
     /// The present instant of the search.
@@ -28,6 +30,8 @@ pub struct Search<'a> {
     sights: Vec<Sight>,
     /// The pause to heed; `None` where it does not matter.
     pause: Option<&'a mut Pause>,
+    /// Whether the pause spaces the permits that follow it.
+    is_paced: bool,
     /// The external usage of each rule; empty where it does not matter.
     external_usage: &'a [ExternalUsage],
 }
@@ -48,17 +52,19 @@ impl<'a> Search<'a> {
     pub fn new(
         timeline: &'a mut Timeline,
         rules: &'a [Rule],
-        checkpoints: &[Sight],
+        checkpoints: &'a [Sight],
         from: Micros,
     ) -> Search<'a> {
         let mut search = Search {
             timeline,
             rules,
+            checkpoints,
             cell: finest_cell(rules),
             at: Micros::ZERO,
             entered: 0,
             sights: checkpoints.to_vec(),
             pause: None,
+            is_paced: false,
             external_usage: &[],
         };
         search.advance(from);
@@ -72,7 +78,14 @@ impl<'a> Search<'a> {
         external_usage: &'a [ExternalUsage],
     ) -> Search<'a> {
         self.pause = Some(pause);
+        self.is_paced = true;
         self.external_usage = external_usage;
+        self
+    }
+
+    /// Returns the same search for permits whose places are spaced already: nothing is booked before the end of the pause.
+    pub(in crate::limiter) fn unpaced(mut self) -> Search<'a> {
+        self.is_paced = false;
         self
     }
 
@@ -106,7 +119,7 @@ impl<'a> Search<'a> {
     pub fn earliest(&mut self, cost: u64) -> Found {
         let mut limited_by = None;
         if let Some(pause) = &self.pause {
-            self.advance(pause.floor(self.at));
+            self.advance(if self.is_paced { pause.floor(self.at) } else { pause.until() });
         }
         'moved: loop {
             let mut room = u64::MAX;
@@ -120,21 +133,38 @@ impl<'a> Search<'a> {
                     }
                 }
             }
-            if self.pause.as_ref().is_some_and(|pause| pause.is_paced(self.at)) {
+            if self.is_paced && self.pause.as_ref().is_some_and(|pause| pause.is_paced(self.at)) {
                 room = cost;
             }
             return Found { at: self.at, room: room.max(cost), limited_by };
         }
     }
 
+    /// Returns the first rule that has no room for `cost` at an instant, which may lie before the search; `None` if all have.
+    pub(in crate::limiter) fn limiting(&self, at: Micros, cost: u64) -> Option<usize> {
+        let entries = self.timeline.entries();
+        let entered = entries.partition_point(|entry| cell_start(entry.at, self.cell) <= at);
+        let position = Position { entries, entered, at, cell: self.cell };
+        (0..self.rules.len()).find(|index| {
+            let (rule, mut sight) = (&self.rules[*index], self.checkpoints[*index]);
+            rule.kind.advance(rule.quota(), &mut sight, position, 0);
+            rule.kind.room(self.quota(*index), &sight, position, cost).is_err()
+        })
+    }
+
     /// Returns the room under one rule at the present instant of the search, or the next instant worth trying, always a
     /// later one.
     fn room(&self, index: usize, cost: u64) -> Result<u64, Micros> {
-        let (rule, entries) = (&self.rules[index], self.timeline.entries());
-        let external = self.external_usage.get(index).map_or(0, ExternalUsage::permits);
-        let quota = Quota { rate: rule.rate.saturating_sub(external), ..rule.quota() };
+        let entries = self.timeline.entries();
         let position = Position { entries, entered: self.entered, at: self.at, cell: self.cell };
-        rule.kind.room(quota, &self.sights[index], position, cost)
+        self.rules[index].kind.room(self.quota(index), &self.sights[index], position, cost)
+    }
+
+    /// Returns what a rule leaves to this fleet.
+    fn quota(&self, index: usize) -> Quota {
+        let external = self.external_usage.get(index).map_or(0, ExternalUsage::permits);
+        let quota = self.rules[index].quota();
+        Quota { rate: quota.rate.saturating_sub(external), ..quota }
     }
 
     /// Books `permits` at the present instant of the search.
@@ -144,7 +174,9 @@ impl<'a> Search<'a> {
         if self.timeline.charge(self.entered, at, permits, is_one) {
             self.entered += 1;
         }
-        if let Some(pause) = &mut self.pause {
+        if self.is_paced
+            && let Some(pause) = &mut self.pause
+        {
             pause.booked(at, permits);
         }
         for (sight, rule) in self.sights.iter_mut().zip(rules) {

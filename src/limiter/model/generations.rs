@@ -22,6 +22,17 @@ impl Generations {
         (only(true), only(false))
     }
 
+    /// Returns these generations for the limiter at a place, and for all others: [`NO_GENERATION`] stands for the rest.
+    pub fn alone(&self, place: usize) -> (Generations, Generations) {
+        let only = |alone: bool| {
+            let numbers = self.iter().enumerate();
+            numbers
+                .map(|(index, known)| if (index == place) == alone { *known } else { NO_GENERATION })
+                .collect()
+        };
+        (only(true), only(false))
+    }
+
     /// Returns whether they are of some limiters alone.
     pub fn is_partial(&self) -> bool {
         let left_alone = self.iter().filter(|number| **number == NO_GENERATION).count();

@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use crate::clock::{Micros, Moment};
-use crate::entropy::Entropy;
 use crate::limiter::model::{Limiter, LimiterName, PauseRequest, Permits, Remaining};
 use crate::limiter::queue::slot::{Slot, Source};
 
@@ -150,12 +149,13 @@ impl PendingReport {
         self.windows.truncate(WINDOWS_MAX);
     }
 
-    /// Returns the pause of a limiter to request of the store; `None` if nothing asks for one.
+    /// Returns the pause of a limiter to request of the store; `None` if nothing asks for one. The limiters of a report have one jitter,
+    /// so that their pauses end together, and requests that wait for several of them keep their order.
     pub(in crate::limiter) fn pause(
         &self,
         limiter: &Limiter,
         now: Moment,
-        entropy: &Entropy,
+        jitter: u64,
     ) -> Option<PauseRequest> {
         let policy = limiter.pause.as_ref()?;
         let PendingPause { status, until, sent, .. } =
@@ -166,7 +166,7 @@ impl PendingReport {
             fallback: Micros::from(policy.guess_first),
             max: Micros::from(max),
             sent_ago: now - *sent,
-            jitter: entropy.draw() % 1024,
+            jitter,
             status: *status,
             made_ago: Micros::ZERO,
         })
@@ -235,20 +235,19 @@ mod tests {
     fn merged_reports_request_the_longest_pause() {
         let now = NOW;
         let mut all = report(None, Some(9 * SECOND));
-        let entropy = Entropy::system();
-        assert_eq!(all.pause(&limiter(), now, &entropy), None, "it was not rejected");
+        assert_eq!(all.pause(&limiter(), now, 0), None, "it was not rejected");
         all.add(report(Some(429), None));
-        let guessed = all.pause(&limiter(), now, &entropy).unwrap();
+        let guessed = all.pause(&limiter(), now, 0).unwrap();
         assert_eq!((guessed.wait, guessed.max), (None, Micros::from(60 * SECOND)));
         all.add(report(Some(429), Some(3 * SECOND)));
         all.add(report(Some(429), Some(SECOND)));
         all.add(report(Some(429), None));
-        let asked = all.pause(&limiter(), now, &entropy).unwrap();
+        let asked = all.pause(&limiter(), now, 0).unwrap();
         assert_eq!((asked.wait, asked.max), (Some(Micros::from(3 * SECOND)), Micros::from(3600 * SECOND)));
         let another = Limiter { name: LimiterName::parse("another").unwrap(), ..limiter() };
-        assert_eq!(all.pause(&another, now, &entropy), None, "no rule of its own has matched");
-        assert_eq!(report(Some(429), None).pause(&Limiter { pause: None, ..limiter() }, now, &entropy), None);
-        assert!(report(Some(429), Some(Duration::MAX)).pause(&limiter(), now, &entropy).is_some());
+        assert_eq!(all.pause(&another, now, 0), None, "no rule of its own has matched");
+        assert_eq!(report(Some(429), None).pause(&Limiter { pause: None, ..limiter() }, now, 0), None);
+        assert!(report(Some(429), Some(Duration::MAX)).pause(&limiter(), now, 0).is_some());
         let other = Limiter { follows_upstream: false, ..limiter() };
         assert_eq!((all.refused(&limiter()), all.refused(&other)), (vec![(SLOT, 2); 4], Vec::new()));
     }

@@ -113,6 +113,27 @@ async fn an_upstreams_pause_without_a_store_can_be_ended() {
     granted(&set, &[]).await.commit();
 }
 
+/// Requests that wait for both would lose their order otherwise.
+#[tokio::test(start_paused = true)]
+async fn a_rejection_pauses_the_limiters_of_a_request_until_one_instant() {
+    let names = ["api", "other"];
+    let pause = PausePolicy { max: 600 * SECOND, guess_first: SECOND, guess_max: 600 * SECOND };
+    let both = names.map(|name| Limiter { pause: Some(pause.clone()), ..limiter(name, 20, 5) });
+    let fleet = fleet(&both, Duration::ZERO, SECOND);
+    let set = limiter_set(&fleet.limiters, &names);
+    let receipt = granted(&set, &[]).await.commit().unwrap();
+    let asked = AskedPause { status: 429, wait: Some(60 * SECOND) };
+    let pauses = names.map(|name| (LimiterName::parse(name).unwrap(), asked)).to_vec();
+    set.report_upstream(&[], &receipt, UpstreamSignal { is_rejection: true, pauses, windows: Vec::new() });
+    sleep(SECOND).await;
+    let mut left = Vec::new();
+    for name in names {
+        let inspection = fleet.limiters.find(&LimiterName::parse(name).unwrap(), None).unwrap();
+        left.push(inspection.inspect().await.pause.expect("a pause").left);
+    }
+    assert!(left[0] > 58 * SECOND && left[0] == left[1], "{left:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_queue_that_is_made_during_a_pause_keeps_to_it() {
     let api = Limiter { on_store_failure: OnStoreFailure::Allow, ..limiter("api", 20, 5) };

@@ -7,6 +7,7 @@ mod limiter_set;
 mod line;
 mod local_pauses;
 mod modes;
+mod moved_order;
 mod oracle;
 mod overrides;
 mod prefetch;

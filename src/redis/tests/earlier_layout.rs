@@ -9,7 +9,7 @@ use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::call::{Call, Run};
+use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::heartbeat::Reported;
 use crate::limiter::model::limit::LimiterName;
 use crate::redis::arguments::Context;
@@ -158,6 +158,35 @@ fn states_that_nobody_calls_for_are_handed_over_before_anything_is_granted() {
     }
     assert_eq!(hand_over(&mut fleet, 3 * SECOND), 3, "once more, it changes nothing");
     assert!(earlier.ask(&mut fleet, 3 * SECOND, &of(7), (9, 0)).is_empty());
+}
+
+/// Each permit has an instant of its own, of more than are stored as differences. Some are given back, and some have left their window.
+#[test]
+fn a_replica_of_the_earlier_layout_reads_a_long_queue() {
+    const SPACING: u64 = 100_000;
+    let mut fleet = Fleet::new(SLIDING);
+    let rule = Rule { rate: 1, window: Micros(SPACING), cell: Micros::ONE, kind: SLIDING };
+    fleet.limiter_ref.rules = [rule].into();
+    let limiter_ref = fleet.limiter_ref.clone();
+    let mut earlier = EarlierReplica::start(&mut fleet, 0);
+    let epoch = fleet.begin(SECOND);
+    let wait = 200 * SECOND;
+    let mut booked = Vec::new();
+    while booked.len() < 700 {
+        booked.extend(ask(&mut fleet, 2 * SECOND, epoch, (100, wait)));
+    }
+    let last = *booked.last().unwrap();
+    assert_eq!(
+        earlier.ask(&mut fleet, 2 * SECOND, &limiter_ref, (2, wait)),
+        [1, 2].map(|n| last + n * SPACING)
+    );
+    // A third of the first hundred is given back, and forty have left their window.
+    let give_back: Vec<_> = booked.iter().take(100).skip(60).step_by(3).copied().collect();
+    let holdings = give_back.iter().map(|slot| Holding { slot: Micros(START + slot), cost: 1, count: 1 });
+    let call =
+        Call { replica: 1, epoch, generations: vec![0], give_back: holdings.collect(), ..Call::default() };
+    fleet.call(6 * SECOND, &call);
+    assert_eq!(earlier.ask(&mut fleet, 6 * SECOND, &limiter_ref, (1, wait)), [last + 3 * SPACING], "order");
 }
 
 /// Deletes keys of the earlier layout.

@@ -281,25 +281,32 @@ fn both_report(model: &mut Model, store: &mut TestStore, index: usize, report: &
 
 /// Compares one call on both sides and returns the common answer.
 pub(super) fn both(model: &mut Model, store: &mut TestStore, count: usize, call: &Call) -> Answer {
-    let taken = |answer: &Answer| answer.outcomes.iter().map(|(count, _)| count).sum::<u64>();
-    // Bookings of many instants are moved by several calls, before which a call takes none of its requests.
+    // Bookings of many instants are moved by several calls, before which a call takes none of its requests. Nor does one that has
+    // searched for long.
     let is_moved = |answer: &Answer| {
         (taken(answer) > 0 || call.runs.iter().all(|run| run.count == 0))
             && answer.rescheduled.is_empty() == call.reschedule.is_empty()
     };
     let again = Call { give_back: Vec::new(), ..call.clone() };
-    let mut calls = std::iter::once(call).chain(std::iter::repeat_n(&again, 31));
+    let mut calls = std::iter::once(call).chain(std::iter::repeat_n(&again, 63));
     let answer = calls.find_map(|call| {
         Some(store.reserve(&at(model.now), &model.limiter_refs[..count], call)).filter(is_moved)
     });
     let answer = answer.unwrap_or_else(|| panic!("{call:?}"));
-    assert_eq!(answer, model.reserve(count, &first_of(call, taken(&answer))), "{call:?}");
+    assert_eq!(answer, model.reserve(count, &first_of(call, &answer)), "{call:?}");
     answer
 }
 
-/// Returns a call for the first requests of another: for the rest of them the script may take too long.
-fn first_of(call: &Call, mut requests: u64) -> Call {
+/// Returns how many requests an answer tells of.
+fn taken(answer: &Answer) -> u64 {
+    answer.outcomes.iter().map(|(count, _)| count).sum()
+}
+
+/// Returns a call for the first permits and requests of another, of which an answer tells: for the rest of them the script may take
+/// too long.
+pub(super) fn first_of(call: &Call, answer: &Answer) -> Call {
     let mut call = call.clone();
+    let mut requests = taken(answer);
     for run in &mut call.runs {
         run.count = run.count.min(requests);
         requests -= run.count;
@@ -307,7 +314,28 @@ fn first_of(call: &Call, mut requests: u64) -> Call {
     let asked = call.runs.len();
     call.runs.retain(|run| run.count > 0);
     call.prefetched = call.prefetched.saturating_sub(asked - call.runs.len());
-    call
+    let (first, _) = split(&call.reschedule, rescheduled(answer));
+    Call { reschedule: first, ..call }
+}
+
+/// Returns how many permits an answer has rescheduled.
+pub(super) fn rescheduled(answer: &Answer) -> u64 {
+    answer.rescheduled.iter().map(|(count, _)| count).sum()
+}
+
+/// Returns the first permits of some holdings, and the others.
+pub(super) fn split(holdings: &[Holding], mut permits: u64) -> (Vec<Holding>, Vec<Holding>) {
+    let (mut first, mut others) = (Vec::new(), Vec::new());
+    for holding in holdings {
+        let count = holding.count.min(permits);
+        permits -= count;
+        first.push(Holding { count, ..*holding });
+        others.push(Holding { count: holding.count - count, ..*holding });
+    }
+    let some = |holdings: &mut Vec<Holding>| holdings.retain(|holding| holding.count > 0);
+    some(&mut first);
+    some(&mut others);
+    (first, others)
 }
 
 fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
@@ -408,10 +436,14 @@ fn ask(model: &mut Model, store: &mut TestStore, count: usize, mut call: Call) {
                 &Call { replica, generations, give_back: void.clone(), ..Call::default() },
             );
         }
-        let reschedule = void.clone();
-        let reschedule = Call { replica, generations: moved, reschedule, reschedule_wait, ..Call::default() };
-        let answer = both(model, store, count, &reschedule);
-        let places = answer.rescheduled.iter().flat_map(|(n, at)| times(*at, *n));
+        let (mut reschedule, mut places) = (void.clone(), Vec::new());
+        while !reschedule.is_empty() {
+            let generations = moved.clone();
+            let call = Call { replica, generations, reschedule, reschedule_wait, ..Call::default() };
+            let answer = both(model, store, count, &call);
+            reschedule = split(&call.reschedule, rescheduled(&answer)).1;
+            places.extend(answer.rescheduled.iter().flat_map(|(n, at)| times(*at, *n)));
+        }
         let held = model.held.entry(count).or_default();
         held.extend(void.iter().zip(places).filter_map(|(was, slot)| Some(Holding { slot: slot?, ..*was })));
     }

@@ -41,13 +41,14 @@ impl Worker {
         now: Moment,
     ) -> Vec<(usize, LimiterRef, UpstreamReport)> {
         let (replica, known_epoch) = (self.fallback.replica, self.session.epoch_least());
+        let jitter = self.fallback.entropy.draw() % 1024;
         let limiters = self.queue.instances.iter().zip(self.calling.limiter_refs.iter()).enumerate();
         let reports = limiters.filter_map(|(place, (instance, limiter_ref))| {
             let limiter = instance.limiter();
             let report = UpstreamReport {
                 replica,
                 known_epoch,
-                pause: pending.pause(&limiter, now, &self.fallback.entropy),
+                pause: pending.pause(&limiter, now, jitter),
                 refused: pending.refused(&limiter),
                 cost: pending.cost,
                 remaining: pending.remaining(&limiter),

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::iter::repeat_n;
 
 use crate::clock::{Micros, Moment};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::{Answer, Generation, Generations, Outcome, Permits};
 use crate::limiter::queue::cost_queue::{Stage, Waiter};
 use crate::limiter::queue::pause::in_pause;
@@ -60,32 +62,31 @@ impl Worker {
         self.observe_available(answer);
     }
 
-    /// Puts rescheduled slots into their cost queues, and refuses the requests without one. While the store is still moving bookings the
-    /// next call asks for all of them again; if they have moved once more since the call was made, it asks for others.
+    /// Puts rescheduled slots into their cost queues, and refuses the requests without one. The store may leave some, or all while it is
+    /// still moving bookings: the next call asks for those again; if they have moved once more meanwhile, it asks for others.
     fn settle_rescheduled(
         &mut self,
-        reschedule: Vec<(Slot, Permits)>,
+        mut reschedule: Vec<(Slot, Permits)>,
         answer: &Answer,
         has_moved_again: bool,
         around: &Around,
         out: &mut Vec<Action>,
     ) {
-        if answer.rescheduled.is_empty() {
-            for (slot, cost) in reschedule.into_iter().rev() {
-                if has_moved_again {
-                    self.owe(cost, 1);
-                } else {
-                    self.owed.reschedule.push_front((slot, cost));
-                }
-            }
-            return;
-        }
         let source = Source::Store(self.owed.epoch);
         let rescheduled = answer.rescheduled.iter().flat_map(|(count, at)| repeat_n(*at, to_usize(*count)));
-        for ((_, cost), at) in reschedule.iter().zip(rescheduled) {
+        let places: Vec<_> = rescheduled.take(reschedule.len()).collect();
+        let left = reschedule.split_off(places.len());
+        for ((_, cost), at) in reschedule.into_iter().zip(places) {
             match at {
-                Some(at) => self.hold_wanted(*cost, slot(at, source, around)),
-                None => self.refuse_without_slot(*cost, &self.too_far(None), out),
+                Some(at) => self.hold_wanted(cost, slot(at, source, around)),
+                None => self.refuse_without_slot(cost, &self.too_far(None), out),
+            }
+        }
+        for (slot, cost) in left.into_iter().rev() {
+            if has_moved_again {
+                self.owe(cost, 1);
+            } else {
+                self.owed.reschedule.push_front((slot, cost));
             }
         }
     }
@@ -158,21 +159,37 @@ impl Worker {
         self.lose_rescheduled();
         let known = std::mem::replace(&mut self.owed.generations, numbers);
         self.owed.reschedule_from = moment;
-        self.release_unmoved(&known, &void);
+        self.release_unmoved(&known, answer, &void);
         self.owed.reschedule = VecDeque::from(void);
         !self.owed.reschedule.is_empty()
     }
 
-    /// Gives void slots back in the limiters whose bookings have not moved. There they stand where no request can be sent any more, in the
-    /// way of all places that the other limiters keep: those of this replica, and of others. So it is done before any is rescheduled.
-    fn release_unmoved(&mut self, known: &Generations, void: &[(Slot, Permits)]) {
-        let (moved, unmoved) = known.split(&self.owed.generations);
-        self.owed.reschedule_generations = moved;
-        if unmoved.is_partial() {
-            let released = holdings(void).into_iter().map(|holding| (holding, unmoved.clone()));
-            self.owed.give_back.extend(released);
+    /// Gives void slots back in all limiters but the slowest one of those whose bookings have moved. There they stand where no request can
+    /// be sent any more, or at places that differ from those of that limiter, in the way of all places that it keeps: those of this
+    /// replica, and of others. So it is done before any is rescheduled.
+    fn release_unmoved(&mut self, known: &Generations, answer: &Answer, void: &[(Slot, Permits)]) {
+        let (claimed, released) = known.alone(self.slowest_moved(known, answer));
+        self.owed.reschedule_generations = claimed;
+        if released.is_partial() {
+            let holdings = holdings(void).into_iter().map(|holding| (holding, released.clone()));
+            self.owed.give_back.extend(holdings);
             self.owed.reschedule_from = self.owed.reschedule_from + self.limits.terms.heartbeat;
         }
+    }
+
+    /// Returns the place of the limiter that grants permits most slowly, of those whose bookings have moved, or the one of these that is
+    /// paused for longest: the same one at each replica.
+    fn slowest_moved(&self, known: &Generations, answer: &Answer) -> usize {
+        let moved = known.iter().zip(self.owed.generations.iter()).map(|(known, now)| known != now);
+        let pace = |limiter: &LimiterRef| {
+            let of = |rule: &Rule| (u128::from(rule.window.0) << 32) / u128::from(rule.rate.max(1));
+            limiter.rules.iter().map(of).max()
+        };
+        let moved = self.limits.refs.iter().zip(moved).enumerate().filter(|(_, (_, moved))| *moved);
+        let paused = |place: usize| answer.paused.get(place).copied().unwrap_or_default();
+        moved
+            .max_by_key(|(place, (limiter, _))| (pace(limiter), paused(*place)))
+            .map_or(0, |(place, _)| place)
     }
 
     /// Puts booked requests into their cost queues and refuses the others. Returns the earliest slot that was booked in place of

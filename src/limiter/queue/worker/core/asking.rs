@@ -30,7 +30,7 @@ const BATCH_TIME: Micros = Micros::from_millis(50);
 const SLOTS_MAX: usize = 120;
 
 /// So many slots go with one call in any case.
-const SLOTS_LEAST: usize = 2 * TRADE_MAX;
+const SLOTS_LEAST: usize = 16;
 
 /// Requests whose waits differ by less go into one run, with the shortest of their waits.
 const RUN_SPREAD: Micros = Micros::from_millis(1);
@@ -188,7 +188,8 @@ impl Worker {
     /// A few at a time, so that replicas share the freed permits. Only slots of one cost, and with nothing else to replace, so
     /// that no other request takes the slots given back. The store does both in one call, so a trade loses nothing.
     fn trade(&mut self, now: Moment, out: &mut Vec<Action>) -> Option<Micros> {
-        let fits = self.owed.give_back.len() < self.slots_max() - TRADE_MAX
+        let trade_max = TRADE_MAX.min(self.slots_max() / 2);
+        let fits = self.owed.give_back.len() < self.slots_max() - trade_max
             && self.owed.give_back.iter().all(|(_, generations)| *generations == self.owed.generations);
         if !self.owed.replace.is_empty() || !fits || !self.can_trade(now) {
             return None;
@@ -196,7 +197,7 @@ impl Worker {
         let freed = self.trade.freed?;
         let is_later = Self::is_later(freed, now);
         let (cost, slots) = self.cost_queues.iter_mut().find_map(|(cost, cost_queue)| {
-            let count = usize::try_from(freed.permits / cost.get()).unwrap_or(usize::MAX).min(TRADE_MAX);
+            let count = usize::try_from(freed.permits / cost.get()).unwrap_or(usize::MAX).min(trade_max);
             let slots = cost_queue.take_last(count, &is_later);
             (!slots.is_empty()).then_some((*cost, slots))
         })?;

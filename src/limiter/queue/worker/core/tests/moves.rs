@@ -1,6 +1,7 @@
 //! Changes that move the bookings of some limiters of a queue.
 
 use super::*;
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::{Generation, NO_GENERATION};
 
 fn two_limiters() -> Limits {
@@ -61,6 +62,81 @@ fn void_slots_make_room_in_the_limiters_that_have_not_moved_before_they_are_resc
     let now = after(4) + heartbeat;
     core.on(now, vec![moved(now, Some(shown(after(3900))))]);
     assert_eq!(core.0.cost_queues[&Permits::ONE].next_slot().map(|slot| slot.at), Some(shown(after(3900))));
+}
+
+/// The places of two limiters differ. Those of the slower one count; the first one has a tenth of its rate here.
+#[test]
+fn void_slots_are_rescheduled_in_the_slowest_limiter_that_has_moved() {
+    let mut two = two_limiters();
+    two.refs[0].rules = two.refs[0].rules.iter().map(|rule| Rule { rate: 1, ..rule.clone() }).collect();
+    let mut core = Driven(Worker::new(two, SECOND, START));
+    core.on(START, vec![arrival(0, START, 5000)]);
+    let slot = shown(after(900));
+    let answer = |now: Moment, number: u64, outcomes| {
+        let generation = Generation { number, void_from: shown(after(500)), before: 0 };
+        let generations = vec![if number == 0 { Generation::default() } else { generation }; 2];
+        let answer = Answer { now: shown(now), generations, outcomes, ..Answer::default() };
+        Event::Answered { answer: Box::new(answer), refusal_budget: 0, sent: now }
+    };
+    core.on(after(1), vec![answer(after(1), 0, vec![(1, Outcome::Booked(slot))])]);
+    core.on(after(2), vec![Event::Moved]);
+    let actions = core.on(after(3), vec![answer(after(3), 7, Vec::new())]);
+    let released = call(&actions).expect("a call at once");
+    assert_eq!((&released.generations[..], released.give_back.len()), (&[NO_GENERATION, 0][..], 1));
+    core.on(after(4), vec![answer(after(4), 7, Vec::new())]);
+    let actions = core.on(core.wakes_at(after(4)), Vec::new());
+    let reschedules = call(&actions).expect("a call behind the heartbeat");
+    assert_eq!((&reschedules.generations[..], reschedules.reschedule.len()), (&[0, NO_GENERATION][..], 1));
+}
+
+/// The pauses of two limiters of one rate end apart. Before the later end the other one has places that nobody can use.
+#[test]
+fn void_slots_are_rescheduled_in_the_limiter_that_is_paused_for_longest() {
+    for (paused, claimed) in [([3900, 3950], 1), ([3950, 3900], 0)] {
+        let mut core = Driven(Worker::new(two_limiters(), SECOND, START));
+        core.on(START, vec![arrival(0, START, 5000)]);
+        let slot = shown(after(900));
+        let answer = |now: Moment, number: u64, outcomes| {
+            let generation = Generation { number, void_from: shown(after(500)), before: 0 };
+            let generations = vec![if number == 0 { Generation::default() } else { generation }; 2];
+            let paused = paused.map(|at| shown(after(at))).to_vec();
+            let answer = Answer { now: shown(now), generations, outcomes, paused, ..Answer::default() };
+            Event::Answered { answer: Box::new(answer), refusal_budget: 0, sent: now }
+        };
+        core.on(after(1), vec![answer(after(1), 0, vec![(1, Outcome::Booked(slot))])]);
+        core.on(after(2), vec![Event::Moved]);
+        let actions = core.on(after(3), vec![answer(after(3), 7, Vec::new())]);
+        let released = call(&actions).expect("a call at once");
+        let alone = |place: usize| released.generations[place] == NO_GENERATION;
+        assert!(alone(claimed) && !alone(1 - claimed), "{released:?}");
+    }
+}
+
+/// A script that has done enough leaves some of the void slots.
+#[test]
+fn void_slots_that_an_answer_leaves_go_with_the_next_call() {
+    let mut core = Driven(Worker::new(limits(10, 5, OnStoreFailure::Local), SECOND, START));
+    core.on(START, vec![arrival(0, START, 5000), arrival(1, START, 5000)]);
+    let (first, second) = (shown(after(900)), shown(after(950)));
+    let answer = |now: Moment, number: u64, rescheduled: &[Micros], outcomes| {
+        let generation = Generation { number, void_from: shown(after(500)), before: 0 };
+        let generations = vec![if number == 0 { Generation::default() } else { generation }];
+        let rescheduled = rescheduled.iter().map(|at| (1, Some(*at))).collect();
+        let answer = Answer { now: shown(now), generations, rescheduled, outcomes, ..Answer::default() };
+        Event::Answered { answer: Box::new(answer), refusal_budget: 0, sent: now }
+    };
+    let booked = vec![(1, Outcome::Booked(first)), (1, Outcome::Booked(second))];
+    core.on(after(1), vec![answer(after(1), 0, &[], booked)]);
+    core.on(after(2), vec![Event::Moved]);
+    let actions = core.on(after(3), vec![answer(after(3), 7, &[], Vec::new())]);
+    assert_eq!(call(&actions).expect("a call at once").reschedule.len(), 2);
+    let actions = core.on(after(4), vec![answer(after(4), 7, &[shown(after(3900))], Vec::new())]);
+    let next = call(&actions).expect("a call for the other one");
+    assert_eq!(next.reschedule.iter().map(|holding| holding.slot).collect::<Vec<_>>(), [second]);
+    core.on(after(5), vec![answer(after(5), 7, &[shown(after(3950))], Vec::new())]);
+    let slots = &core.0.cost_queues[&Permits::ONE];
+    assert_eq!(slots.next_slot().map(|slot| slot.at), Some(shown(after(3900))));
+    assert_eq!(slots.last_stored().map(|slot| slot.at), Some(shown(after(3950))));
 }
 
 #[test]
