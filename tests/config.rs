@@ -686,7 +686,16 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
         "1:59: limiters.a.queue.leave: expected auto, a percentage such as 20%, or a duration such as 500ms",
     ),
     ("ROUTES    retry: {budget: 0%}\n", "5:21: routes[0].retry.budget: must be from 1% to 100%"),
-    ("ROUTES    cost: {settle: {}}\n", "5:20: routes[0].cost.settle: needs `header` or `free`"),
+    ("ROUTES    cost: {settle: {}}\n", "5:20: routes[0].cost.settle: needs `header`, `json` or `free`"),
+    (
+        "ROUTES    cost: {settle: {json: a.}}\n",
+        "5:27: routes[0].cost.settle.json: expected the path of a value",
+    ),
+    (
+        "ROUTES    cost: {settle: {json: [a, '']}}\n",
+        "5:31: routes[0].cost.settle.json[1]: expected the path of a value",
+    ),
+    ("ROUTES    cost: {settle: {json: []}}\n", "5:27: routes[0].cost.settle.json: needs 1 to 8 paths"),
 ];
 
 /// The replacement for `ROUTES` in an example: the last key of the file, open for more keys of its only route.

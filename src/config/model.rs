@@ -284,6 +284,8 @@ pub struct Route {
 pub struct Settle {
     /// The header with the cost.
     pub header: Option<HeaderName>,
+    /// The places of the cost in the body, where no header names it: the largest number at any of them.
+    pub json: Vec<JsonPath>,
     /// The statuses of responses that cost nothing.
     pub free: Vec<u16>,
 }

@@ -55,6 +55,7 @@ mod reload;
 mod responses;
 mod retries;
 mod sdks;
+mod settled_bodies;
 mod several;
 mod shutdown;
 mod soak;

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
 
 use super::forms::{Form, LongForm, NAME_PATTERN, Named, OffOr, Setting, ShortForm, Text};
+use super::paths::Paths;
 use crate::config::model::{Errors, Http2, LimitHeaders};
 use crate::config::units::{Share, Size};
 
@@ -203,7 +204,7 @@ pub(crate) struct CostHeader {
     #[schemars(range(min = 1, max = 1_000_000_000), extend("examples" = [100]))]
     pub(crate) max: Option<i64>,
     /// Settlement by the response: a higher cost is charged afterwards, a lower one is given back.
-    #[schemars(extend("examples" = [{"header": "x-cost", "free": [304]}]))]
+    #[schemars(extend("examples" = [{"header": "x-cost", "free": [304]}, {"json": "usage.total_tokens"}]))]
     pub(crate) settle: Option<Settle>,
 }
 
@@ -219,6 +220,11 @@ pub(crate) struct Settle {
     /// The response's header with the cost, in ASCII digits, 0 to 1000000000.
     #[schemars(extend("examples" = ["x-cost"]))]
     pub(crate) header: Option<String>,
+    /// The place of the cost in a response's JSON body, or in the events of a stream (`data:` lines), where no header names it: a whole
+    /// number, 0 to 1000000000. A path, or a list of up to 8; the largest of all numbers that come counts. The upstream is asked for
+    /// a body without compression. A response without the number leaves the cost as it is, and one that breaks off gives nothing back.
+    #[schemars(extend("examples" = ["usage.total_tokens", ["usage.total_tokens", "response.usage.total_tokens"]]))]
+    pub(crate) json: Option<Paths>,
     /// The statuses of responses that cost nothing, such as 304.
     #[schemars(extend("examples" = [[304]]))]
     pub(crate) free: Option<Vec<i64>>,

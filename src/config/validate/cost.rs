@@ -2,7 +2,7 @@
 
 use super::check::Check;
 use super::headers::{is_own, named_header};
-use super::json::json_path;
+use super::json::{json_path, json_paths};
 use super::limiter::Keyed;
 use super::place::{At, Given, all, key};
 use crate::config::model::{Cost, Settle};
@@ -29,15 +29,17 @@ pub(super) fn settle(check: &mut Check<'_>, given: &Given<'_, Written>) -> Optio
     let Some(Form::Long(cost)) = given.value else { return Some(None) };
     let cost = Given::new(cost, given.at.clone());
     key!(cost.settle).checked(|settle| {
-        if settle.value.header.is_none() && settle.value.free.is_none() {
-            return check.refuse(&settle.at, "needs `header` or `free`");
+        let written = settle.value;
+        if written.header.is_none() && written.json.is_none() && written.free.is_none() {
+            return check.refuse(&settle.at, "needs `header`, `json` or `free`");
         }
+        let json = key!(settle.json).checked(|paths| json_paths(check, &paths));
         let header = key!(settle.header).checked(|name| named_header(check, &name, "x-cost"));
         let free = all(key!(settle.free).items().map(|status| {
             let code = u16::try_from(*status.value).ok().filter(|code| (200..600).contains(code));
             code.or_else(|| check.refuse(&status.at, "expected a status from 200 to 599, such as 304"))
         }));
-        Some(Settle { header: header?, free: free? })
+        Some(Settle { header: header?, json: json?.unwrap_or_default(), free: free? })
     })
 }
 

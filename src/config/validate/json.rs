@@ -4,6 +4,7 @@ use super::check::Check;
 use super::place::{Given, all};
 use crate::config::json_path::JsonPath;
 use crate::config::schema::forms::Named;
+use crate::config::schema::{PATHS_MAX, Paths};
 
 /// The message about a text that is no path.
 const PATH_EXPECTED: &str = "expected the path of a value, such as error.code or errors.0.type";
@@ -25,4 +26,17 @@ pub(super) fn json_values(
 /// Parses a path that is the value of a key.
 pub(super) fn json_path(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<JsonPath> {
     JsonPath::parse(given.value).or_else(|| check.refuse(&given.at, PATH_EXPECTED))
+}
+
+/// Parses one path, or a list of them.
+pub(super) fn json_paths(check: &mut Check<'_>, given: &Given<'_, Paths>) -> Option<Vec<JsonPath>> {
+    let Paths(paths) = given.value;
+    // A text has no elements.
+    if let ([path], 0) = (paths.as_slice(), given.at.length()) {
+        return Some(vec![json_path(check, &Given::new(path, given.at.clone()))?]);
+    }
+    if !(1..=PATHS_MAX).contains(&given.at.length()) {
+        return check.refuse(&given.at, format!("needs 1 to {PATHS_MAX} paths, such as usage.total_tokens"));
+    }
+    all(Given::new(paths, given.at.clone()).items().map(|path| json_path(check, &path)))
 }

@@ -323,6 +323,7 @@ impl Drop for HeldSlot {
 }
 
 /// A spent permit, by which later reports on its request reach the queue.
+#[derive(Clone)]
 pub struct Receipt {
     pub(in crate::limiter) queue: Arc<dyn OriginQueue>,
     pub(in crate::limiter) slot: Slot,

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::plan::Plan;
 use super::rejection::{self, Asked, BodyRules};
+use super::settling::Settling;
 use crate::limiter::{QuotaLeft, Receipt, UpstreamSignal, Window};
 use crate::proxy::messages::quota::{Quota, QuotaWindow};
 use crate::proxy::messages::{coding, response, settle};
@@ -23,6 +24,8 @@ pub(crate) struct Feedback {
     pub(crate) quota_left: Option<Box<QuotaLeft>>,
     /// What the response's body has still to decide about pauses.
     pub(crate) body_rules: Option<Box<BodyRules>>,
+    /// What its body has still to tell of the cost.
+    pub(crate) settling: Option<Box<Settling>>,
 }
 
 /// Reports a response that arrived `elapsed` after its request was sent.
@@ -34,16 +37,19 @@ pub(crate) fn of(
 ) -> Feedback {
     let told = receipt.as_ref().filter(|_| plan.route.rule.limit_headers.is_some());
     let quota_left = told.and_then(Receipt::quota_left).map(Box::new);
-    Feedback { quota_left, body_rules: report(plan, response, receipt, elapsed) }
+    let mut feedback = Feedback { quota_left, ..Feedback::default() };
+    report(plan, response, receipt, elapsed, &mut feedback);
+    feedback
 }
 
-/// Reports a response; returns what its body has still to decide.
+/// Reports a response, and notes what its body has still to decide and to tell.
 fn report(
     plan: &Plan,
     response: &Response<Incoming>,
     receipt: Option<Receipt>,
     elapsed: Duration,
-) -> Option<Box<BodyRules>> {
+    feedback: &mut Feedback,
+) {
     let (status, headers) = (response.status(), response.headers());
     let Route { rule, metrics, limiter_set, .. } = &*plan.route;
     metrics.upstream_answered(elapsed);
@@ -53,7 +59,7 @@ fn report(
         if is_rejection {
             metrics.upstream_rejected(status.as_u16());
         }
-        return None;
+        return;
     };
     let mut undecided = None;
     if is_rejection || may_pause || (receipt.follows_upstream() && Quota::is_reported(headers)) {
@@ -70,12 +76,14 @@ fn report(
         limiter_set.report_upstream(&plan.partitions, &receipt, signal);
         undecided = (!by_body.is_empty()).then_some((by_body, quota.wait, is_rejection));
     }
-    let cost = rule.settle.as_ref().and_then(|settle| settle::cost_settled(status, headers, settle));
-    if let Some(cost) = cost {
-        limiter_set.settle(&plan.partitions, &receipt, cost);
+    if let Some(settle) = &rule.settle {
+        match settle::cost_settled(status, headers, settle) {
+            Some(cost) => limiter_set.settle(&plan.partitions, &receipt, cost),
+            None => feedback.settling = Settling::of(plan, headers, &receipt, settle),
+        }
     }
-    let (by_body, wait, is_rejection) = undecided?;
-    Some(Box::new(BodyRules {
+    let Some((by_body, wait, is_rejection)) = undecided else { return };
+    feedback.body_rules = Some(Box::new(BodyRules {
         route: Arc::clone(&plan.route),
         partitions: plan.partitions.clone(),
         receipt,
@@ -85,7 +93,7 @@ fn report(
         is_rejection,
         coding: coding::name(headers),
         begin: Vec::new(),
-    }))
+    }));
 }
 
 /// Returns the windows of a quota as the limiters understand them.

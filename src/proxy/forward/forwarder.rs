@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use super::admission::admit;
 use super::body_ahead;
+use super::feedback::Feedback;
 use super::outgoing::Outgoing;
 use super::plan::{Notes, Plan};
 use super::record::Record;
@@ -74,7 +75,7 @@ pub(crate) fn handle(
     {
         record.routed(&route);
         let again = Again { table: Arc::clone(table), asked, route, flags, arrived };
-        return Either::Left(Box::pin(plan_by_body(again, request, origin, record, client)));
+        return Either::Left(Box::pin(answer_by_body(again, request, origin, record, client)));
     }
     Either::Right(match made {
         Err(error) => {
@@ -124,49 +125,72 @@ struct Again {
     arrived: Instant,
 }
 
-/// Reads the body, makes the plan again by its facts, and answers the request.
-async fn plan_by_body(
+/// Answers a request by a plan that is made again once its body has been read.
+fn answer_by_body(
     again: Again,
-    mut request: Request<ClientBody>,
+    request: Request<ClientBody>,
     mut origin: Origin,
     mut record: Box<Record>,
     client: Arc<Client>,
-) -> Result<Response<ResponseBody>, Infallible> {
-    let Again { table, asked, route, flags, arrived } = again;
-    let read = body_ahead::read(&table, (asked, &route), (&client, arrived), &mut request).await;
-    // Reading it has told the client to continue.
+) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'static {
+    // Reading it tells the client to continue.
     origin.sends_body = true;
-    let made = read.and_then(|body| {
-        Plan::make(&table, client.sender(), &request, (flags, arrived, &body), &mut *record)
-    });
-    drop((table, route));
-    match made {
-        Err(error) => {
-            let unread = Unread { body: Some(request.into_body()), origin };
-            refuse(error, unread, record, client).await
+    async move {
+        // Boxed, because waiting requests must stay small.
+        match Box::pin(plan_by_body(again, request, &mut record, &client)).await {
+            Ok(planned) => {
+                let (plan, outgoing) = *planned;
+                pass(plan, outgoing, origin, record, client).await
+            }
+            Err(refused) => {
+                let (error, body) = *refused;
+                refuse(error, Unread { body: Some(body), origin }, record, client).await
+            }
         }
+    }
+}
+
+/// Reads the body, and makes the plan again by its facts. Returns the body with the error.
+async fn plan_by_body(
+    again: Again,
+    mut request: Request<ClientBody>,
+    record: &mut Record,
+    client: &Client,
+) -> Result<Box<(Plan, Outgoing)>, Box<(ProxyError, ClientBody)>> {
+    let Again { table, asked, route, flags, arrived } = again;
+    let read = body_ahead::read(&table, (asked, &route), (client, arrived), &mut request).await;
+    let made =
+        read.and_then(|body| Plan::make(&table, client.sender(), &request, (flags, arrived, &body), record));
+    match made {
+        Err(error) => Err(Box::new((error, request.into_body()))),
         Ok((mut plan, target)) => {
             plan.body_bytes = request.body().bytes_to_come();
             let outgoing = Outgoing::new(&plan, target, request);
-            pass(plan, outgoing, origin, record, client).await
+            Ok(Box::new((plan, outgoing)))
         }
     }
 }
 
 /// Answers a request by its plan.
-async fn pass(
+#[expect(
+    clippy::manual_async_fn,
+    reason = "an async function holds its arguments twice, and waiting requests must stay small"
+)]
+fn pass(
     plan: Plan,
     mut outgoing: Outgoing,
     origin: Origin,
     mut record: Box<Record>,
     client: Arc<Client>,
-) -> Result<Response<ResponseBody>, Infallible> {
-    match forward(&plan, &client, &mut outgoing, &mut record).await {
-        Ok(answer) => Ok(answer.finish(record, &client)),
-        Err(error) => {
-            record.came_back(Err(&error));
-            let unread = Unread { body: outgoing.body.take(), origin };
-            refuse(error, unread, record, client).await
+) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'static {
+    async move {
+        match forward(&plan, &client, &mut outgoing, &mut record).await {
+            Ok(answer) => Ok(answer.finish(record, &client)),
+            Err(error) => {
+                record.came_back(Err(&error));
+                let unread = Unread { body: outgoing.body.take(), origin };
+                refuse(error, unread, record, client).await
+            }
         }
     }
 }
@@ -304,8 +328,8 @@ fn respond(
         return Ok(Answer::Response(response.map(|_| ResponseBody::announced(length))));
     }
     let idle_timeout = plan.route.upstream.settings().timeouts.idle;
-    let rules = outgoing.feedback.body_rules.take();
-    let body = |incoming| ResponseBody::upstream(incoming, idle_timeout, lease, rules);
+    let feedback = std::mem::take(&mut outgoing.feedback);
+    let body = |incoming| ResponseBody::upstream(incoming, idle_timeout, lease, feedback);
     Ok(Answer::Response(response.map(body)))
 }
 
@@ -334,7 +358,7 @@ async fn attempts(
         && let Some(reason) = retries.take(sent.as_ref().map(|(response, _)| response.status()))
     {
         // Nobody reads the body: what it would decide is decided without it, so that the next attempt waits for the pause.
-        outgoing.feedback.body_rules = None;
+        outgoing.feedback = Feedback::default();
         let demand = Demand { wait_max: Some(retries.wait()), ..plan.demand };
         record.count_permits();
         match admit(plan, client, &mut outgoing.head, &demand, record).await {

@@ -15,4 +15,5 @@ pub(crate) mod rejection;
 pub(crate) mod response_body;
 pub(crate) mod retry;
 pub(crate) mod send;
+pub(crate) mod settling;
 pub(crate) mod tunnel;

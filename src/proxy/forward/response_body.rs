@@ -10,9 +10,11 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 
+use super::feedback::Feedback;
 use super::held::Held;
 use super::record::Record;
 use super::rejection::BodyRules;
+use super::settling::Settling;
 use crate::proxy::messages::idle_timer::{BodyError, IdleTimer};
 use crate::proxy::net::stall;
 use crate::proxy::upstream::lease::Lease;
@@ -44,6 +46,8 @@ struct Download {
     held: Held,
     /// What its begin has still to decide about pauses.
     rules: Option<Box<BodyRules>>,
+    /// What it has still to tell of the cost.
+    settling: Option<Box<Settling>>,
     /// The error with which it broke off, to be returned at the next poll.
     broken: Option<BodyError>,
 }
@@ -60,15 +64,16 @@ impl ResponseBody {
         ResponseBody { content: Content::Own(bytes), record: None }
     }
 
-    /// Wraps the upstream's body, with the longest time between two pieces, the connection that carries it, and what it decides.
+    /// Wraps the upstream's body, with the longest time between two pieces, the connection that carries it, and what it decides and tells.
     pub(crate) fn upstream(
         incoming: Incoming,
         idle_timeout: Duration,
         lease: Lease,
-        rules: Option<Box<BodyRules>>,
+        feedback: Feedback,
     ) -> ResponseBody {
         let (timer, held) = (IdleTimer::new(idle_timeout), Held::default());
-        let download = Download { incoming, timer, lease: Some(lease), held, rules, broken: None };
+        let Feedback { body_rules: rules, settling, .. } = feedback;
+        let download = Download { incoming, timer, lease: Some(lease), held, rules, settling, broken: None };
         ResponseBody { content: Content::Upstream(Box::new(download)), record: None }
     }
 
@@ -80,6 +85,11 @@ impl ResponseBody {
 
     /// Ends the request, the first time that it is called.
     fn settle(&mut self, end: End) {
+        if let Content::Upstream(download) = &mut self.content
+            && let Some(settling) = download.settling.take()
+        {
+            settling.end(end == End::Complete);
+        }
         if let Content::Upstream(download) = &mut self.content
             && let Some(lease) = download.lease.take()
             && end == End::Complete
@@ -95,11 +105,22 @@ impl ResponseBody {
     }
 }
 
-/// Shows a piece of a body to the rules that it decides. Returns whether they want to see more.
-fn look(rules: Option<&mut BodyRules>, frame: &Option<Result<Frame<Bytes>, BodyError>>) -> bool {
-    match (rules, frame) {
-        (Some(rules), Some(Ok(frame))) => frame.data_ref().is_none_or(|piece| rules.see(piece)),
-        _ => false,
+/// Shows a piece of a body to the rules that it decides, as long as they want to see more, and to what looks for the cost.
+fn look(
+    rules: &mut Option<Box<BodyRules>>,
+    settling: &mut Option<Box<Settling>>,
+    frame: &Option<Result<Frame<Bytes>, BodyError>>,
+) {
+    let piece = match frame {
+        Some(Ok(frame)) => frame.data_ref(),
+        None | Some(Err(_)) => {
+            *rules = None;
+            return;
+        }
+    };
+    if let Some(piece) = piece {
+        rules.take_if(|rules| !rules.see(piece));
+        settling.iter_mut().for_each(|settling| settling.see(piece));
     }
 }
 
@@ -125,7 +146,7 @@ impl http_body::Body for ResponseBody {
             Content::Own(bytes) if bytes.is_empty() => None,
             Content::Own(bytes) => Some(Ok(Frame::data(std::mem::take(bytes)))),
             Content::Upstream(download) => {
-                let Download { incoming, timer, lease, held, rules, broken } = &mut **download;
+                let Download { incoming, timer, lease, held, rules, settling, broken } = &mut **download;
                 if let Some(error) = broken.take() {
                     body.settle(End::Failed);
                     return Poll::Ready(Some(Err(error)));
@@ -141,8 +162,8 @@ impl http_body::Body for ResponseBody {
                     None => poll(context),
                 };
                 let frame = ready!(timer.poll_frame(frame, context));
-                if rules.is_some() && !look(rules.as_deref_mut(), &frame) {
-                    *rules = None;
+                if rules.is_some() || settling.is_some() {
+                    look(rules, settling, &frame);
                 }
                 match frame {
                     // At an error hyper closes the connection and drops unwritten bytes, so it gets a turn to write them first.

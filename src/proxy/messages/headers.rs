@@ -4,7 +4,9 @@
 
 use std::net::IpAddr;
 
-use http::header::{CONNECTION, CONTENT_LENGTH, FORWARDED, HOST, TE, TRANSFER_ENCODING, UPGRADE, VIA};
+use http::header::{
+    ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, FORWARDED, HOST, TE, TRANSFER_ENCODING, UPGRADE, VIA,
+};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
@@ -49,6 +51,10 @@ pub(crate) fn to_upstream(headers: &mut HeaderMap, rule: &Rule, host: &HeaderVal
         Some(Err(_)) => headers.remove(HOST),
         None => headers.insert(HOST, host.clone()),
     };
+    if rule.settle.as_ref().is_some_and(|settle| !settle.json.is_empty()) {
+        // So that the body can be looked into.
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    }
     for name in &rule.remove_headers {
         headers.remove(name);
     }

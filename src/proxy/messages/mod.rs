@@ -3,6 +3,7 @@
 //! Knows nothing of connections, routes and limiters. Status codes occur in [`response`] alone.
 
 pub(crate) mod body_facts;
+pub(crate) mod body_numbers;
 pub(crate) mod client_body;
 pub(crate) mod coding;
 pub(crate) mod end_to_end;

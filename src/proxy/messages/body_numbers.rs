@@ -1,0 +1,58 @@
+//! Finds numbers in a response while it streams: in JSON documents, and in those of server-sent events. Holds none of it.
+//!
+//! A scanner, not a parser: of a document that is no JSON it finds something or nothing. It has one fixed size, however deep, long and
+//! broken a document is, and whatever the pieces in which it comes.
+
+mod events;
+mod find;
+mod scanner;
+
+use http::HeaderMap;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+
+use self::events::Events;
+use self::scanner::Scanner;
+use crate::config::model::JsonPath;
+
+/// The numbers at some paths of a body.
+pub(crate) struct BodyNumbers {
+    scanner: Scanner,
+    /// The lines of events; `None` where the body is JSON itself.
+    events: Option<Events>,
+}
+
+impl BodyNumbers {
+    /// Begins to look for numbers in a body with these headers, each no larger than `max`; `None` if it is neither JSON nor events, or in a
+    /// content coding.
+    pub(crate) fn of(headers: &HeaderMap, paths: &[JsonPath], max: u64) -> Option<BodyNumbers> {
+        let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?").trim());
+        if text(CONTENT_ENCODING).is_some_and(|coding| !coding.eq_ignore_ascii_case("identity")) {
+            return None;
+        }
+        let kind = text(CONTENT_TYPE)?.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        let events = match kind.as_str() {
+            "text/event-stream" => Some(Events::default()),
+            // A sequence of documents is scanned as one is.
+            "application/json" | "application/x-ndjson" | "application/jsonl" => None,
+            kind if kind.ends_with("+json") => None,
+            _ => return None,
+        };
+        Some(BodyNumbers { scanner: Scanner::new(paths, max), events })
+    }
+
+    /// Looks at a further piece of the body.
+    pub(crate) fn see(&mut self, piece: &[u8]) {
+        match &mut self.events {
+            None => self.scanner.scan(piece),
+            Some(events) => events.see(piece, &mut self.scanner),
+        }
+    }
+
+    /// Returns the largest number that was found at any of the paths.
+    pub(crate) fn largest(&self) -> Option<u64> {
+        self.scanner.largest
+    }
+}
+
+#[cfg(test)]
+mod tests;
