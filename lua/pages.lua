@@ -11,7 +11,7 @@
 -- The two know each other.
 local Pages, Timeline
 do
-  local PAGE = 32
+  local PAGE = 64
 
   local function rare()
     local span_exact = Rule.span_exact
@@ -59,7 +59,6 @@ do
       local starts = pages[1]
       for place = #pages + 1, #rules + 1 do pages[place] = {} end
       local last = starts[1] and Timeline.first_from(timeline, starts[#starts]) or 1
-      work.done = work.done + 300
       if not starts[1] and size > 0 then starts[1] = entries[1] end
       while size - last >= 2 * PAGE do
         last = last + PAGE
@@ -110,52 +109,7 @@ do
       return row
     end
 
-    -- Returns the instant from which a limit lets a permit in whose arrival time may lie so far ahead: the bookings on the way there put it
-    -- off further. The limit's cells are microseconds. Pages are passed at once before each of whose bookings there is no room.
-    local NEAR = 16
-    local function behind(search, rule, tat, rest, beyond, beyond_rest, beyond_of)
-      local timeline, rules, entry = search.timeline, search.rules, search.entered
-      local entries, permits, size, rate = timeline.at, timeline.permits, timeline.size, rule.rate
-      local starts, rows, page, edge, same, span, span_rest = nil, nil, nil, nil, nil, nil, nil
-      local paged = size > Timeline.LONG and entry + NEAR or size
-      local from, at = max(tat - beyond, 0) + (rest > beyond_rest and 1 or 0), entries[entry + 1]
-      while at and at <= from do
-        if edge and at >= edge then
-          page = page + 1
-          local first = page
-          while starts[page + 1] do
-            local row = rows[page]
-            if row == 0 then row = sum(timeline, rules, rule, starts, rows, page, beyond_of) end
-            if tat - beyond - 1 <= row[5] then break end
-            tat, rest = tat + row[1], rest + row[2]
-            if rest >= rate then tat, rest = tat + 1, rest - rate end
-            page = page + 1
-          end
-          edge, work.done = starts[page + 1], work.done + 30 * (page - first)
-          if page > first then entry, work.done = Timeline.first_from(timeline, starts[page]) - 1, work.done + 200 end
-        else
-          entry = entry + 1
-          local count = permits[entry]
-          if count ~= same then
-            span, span_rest = span_exact(rule, count)
-            same = count
-          end
-          tat, rest = tat + span, rest + span_rest
-          if rest >= rate then tat, rest = tat + 1, rest - rate end
-          work.done = work.done + 25
-          -- The way is long.
-          if entry == paged and size - entry >= Pages.FAR then
-            starts, rows = of(timeline, rules, rule)
-            page = max(find(starts, entries[entry + 1]), 1)
-            edge = starts[page + 1]
-          end
-        end
-        from, at = max(tat - beyond, 0) + (rest > beyond_rest and 1 or 0), entries[entry + 1]
-      end
-      return from
-    end
-
-    return { find = find, touch = touch, cut = cut, of = of, sum = sum, behind = behind }
+    return { find = find, touch = touch, cut = cut, of = of, sum = sum }
   end
 
   Pages = setmetatable({ FAR = 2 * PAGE, rare = rare }, Lazy)

@@ -164,13 +164,6 @@ local Reschedule = setmetatable({ rare = function()
     return taken
   end
 
-  -- Lets no other change move bookings until the time of this one is over, though all void permits may be given back before: their
-  -- holders book them in other limiters first. A row that is nobody's stands for that.
-  local function hold(state)
-    local pages = state.rescheduled
-    if pages[1] and pages[1][1] > 0 then table.insert(pages, 1, { 0, 0, 1 }) end
-  end
-
   -- Returns whether permits that were booked under a generation are still there.
   local function knows(state, generation)
     return generation == state.generation or generation == state.previous_generation
@@ -185,15 +178,7 @@ local Reschedule = setmetatable({ rare = function()
     local cursor = { state = state, slot = slot, is_here = is_here, left = 0, passed = 0, taken = 0 }
     if is_here or generation ~= state.previous_generation then return cursor end
     local pages, cell, page, index = state.rescheduled, state.rescheduled_cell, state.next_page, state.next_row
-    -- Most slots come in ascending order: their rows follow those of the slot before, not far behind.
-    local NEAR = 6
-    if page and slot >= state.next_from then
-      local left = NEAR
-      while left > 0 and pages[page] and pages[page][index] < slot do
-        page, index = next_row(state, page, index)
-        left = left - 1
-      end
-    end
+    -- Most slots come in ascending order: their rows follow those of the slot before.
     if not page or slot < state.next_from or (pages[page] and pages[page][index] < slot) then page, index = first_of(state, slot) end
     cursor.page, cursor.index = page, index
     while pages[page] and Rule.cell_start(pages[page][index], cell) <= slot do
@@ -285,7 +270,7 @@ local Reschedule = setmetatable({ rare = function()
   end
 
   return {
-    MOVING_MAX = MOVING_MAX, hold = hold, put_in_force = put_in_force, start = start, go_on = go_on, knows = knows, cursor = cursor, seek = seek,
+    MOVING_MAX = MOVING_MAX, put_in_force = put_in_force, start = start, go_on = go_on, knows = knows, cursor = cursor, seek = seek,
     claim = claim, give_back_at = give_back_at,
   }
 end }, Lazy)

@@ -35,7 +35,6 @@ do
       rules = rules, timeline = timeline, sights = sights, pause = state.pause, at = -1, entered = 0,
       keeps_full = not rules.skips_room and not state.external_usage,
     }
-    work.done = work.done + 400
     advance(search, from)
     return search
   end

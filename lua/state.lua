@@ -133,14 +133,12 @@ do
 
     -- Removes the first pages of void permits that are all claimed: a call would look at thousands of rows otherwise.
     local function drop_claimed(pages)
-      -- The first row may hold up other changes: reschedule.lua.
-      local first = pages[1][1] == 0 and 2 or 1
-      while pages[first] do
-        local page = pages[first]
+      while pages[1] do
+        local page = pages[1]
         for index = 3, #page, 3 do
           if page[index] > 0 then return end
         end
-        table.remove(pages, first)
+        table.remove(pages, 1)
       end
     end
 

@@ -1375,6 +1375,7 @@ fn what_reads_bodies_must_be_able_to() {
         ("{}", "host", "    cost: {json: n.0, max: 3}\n", ""),
         ("{}", "json:", "", "3:29: limiters.a.key[0]: expected header:NAME, "),
         ("{}", "json:a..b", "", "limiters.a.key[0]: expected header:NAME, "),
+        ("{}", "x:y", "", "3:29: limiters.a.key[0]: expected header:NAME, "),
         ("{}", "host", "    cost: {json: '', max: 3}\n", "routes[0].cost.json: expected the path of a value"),
         (
             "{}",
@@ -1414,6 +1415,36 @@ fn what_reads_bodies_must_be_able_to() {
             problem => problems.len() == 1 && problems[0].contains(problem),
         };
         assert!(is_expected, "{server} {key} {route}{problems:#?}");
+    }
+    let by_part =
+        |part: &str| format!("limiters:\n  a: {{limits: [9/1s], key: [{part}]}}\nROUTES    limiter: a\n");
+    for (part, problem) in [
+        ("{json: model}", ""),
+        ("{json: model, map: {'gpt-5*': gpt-5}}", ""),
+        ("{path_regex: 'models/([^/:]+)'}, json:model", ""),
+        ("{}", "limiters.a.key[0]: needs either `json` or `path_regex`"),
+        ("{json: a, path_regex: b}", "limiters.a.key[0]: needs either `json` or `path_regex`"),
+        ("{json: a..b}", "limiters.a.key[0].json: expected the path of a value"),
+        ("{json: a, map: {}}", "limiters.a.key[0].map: needs 1 to 256 values"),
+        (
+            "{path_regex: '(a'}",
+            "limiters.a.key[0].path_regex: not a valid regular expression: unclosed group",
+        ),
+        ("{path_regex: '(a)(b)'}", "limiters.a.key[0].path_regex: has more than one group"),
+        ("json:a, {json: a}", "limiters.a.key[1]: this part is given twice"),
+        ("{json: a, header: x}", "limiters.a.key[0].header: unknown key"),
+        (
+            "5",
+            "limiters.a.key[0]: expected a part such as header:x-tenant, or a mapping with `json` or `path_regex`",
+        ),
+    ] {
+        let problems = Place::new().problems(example(&by_part(part)));
+        let is_expected = if problem.is_empty() {
+            problems.is_empty()
+        } else {
+            problems.len() == 1 && problems[0].contains(problem)
+        };
+        assert!(is_expected, "{part} {problems:#?}");
     }
     let by_body = |matches: &str, rest: &str| {
         format!("routes:\n  - {{name: r, match: {matches}, upstream: 'http://a', limiters: off{rest}}}\n")

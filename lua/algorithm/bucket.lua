@@ -70,7 +70,7 @@ function Algorithm.B()
         if tat < row[3] or (tat == row[3] and rest < row[4]) then tat, rest = row[3], row[4] end
         page = page + 1
       end
-      work.done = work.done + 25 * page + 300
+      work.done = work.done + 25 * page
       first = first_from(timeline, starts[page])
     end
     return take_each(rule, tat, rest, timeline, first, final)
@@ -159,7 +159,7 @@ function Algorithm.B()
         if row == 0 then row = Pages.sum(timeline, rules, rule, starts, rows, page, tolerance) end
         local border, border_rest = row[7], row[8]
         if tat < row[5] or (tat == row[5] and rest <= row[6]) or tat > border or (tat == border and rest > border_rest) then
-          entry, work.done = first_from(timeline, edge), work.done + 200
+          entry = first_from(timeline, edge)
           edge, at = next_edge, entries[entry]
           break
         end
@@ -171,7 +171,7 @@ function Algorithm.B()
         edge, at = next_edge, next_edge
         entry = nil
       end
-      if not entry then entry, work.done = first_from(timeline, at), work.done + 200 end
+      entry = entry or first_from(timeline, at)
       if latest then
         local till = latest[at]
         if till and (tat < till or (tat == till and rest <= latest_rest[at])) then
@@ -210,10 +210,7 @@ function Algorithm.B()
       entry = entry + 1
     end
     work.done = work.done + 8 * seen
-    if seen > 5 * FAR then
-      work.done = work.done + 5 * seen
-      note_latest(rule, sight, way, spare, spare_rest)
-    end
+    if seen > 5 * FAR then note_latest(rule, sight, way, spare, spare_rest) end
     return found
   end
 
@@ -222,10 +219,7 @@ function Algorithm.B()
     local tat, rest = sight.tat, sight.rest
     local beyond, beyond_rest = tolerance(rule, cost)
     local from = max(tat - beyond, 0) + (rest > beyond_rest and 1 or 0)
-    if from > at then
-      if rule.cell > 1 or search.entered == timeline.size then return nil, cell_from(from, rule.cell) end
-      return nil, Pages.behind(search, rule, tat, rest, beyond, beyond_rest, tolerance)
-    end
+    if from > at then return nil, cell_from(from, rule.cell) end
     tat, rest = take(rule, tat, rest, at, cost)
     local found = cost
     local border, border_rest = add(rule, at, 0, beyond, beyond_rest)

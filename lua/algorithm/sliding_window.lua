@@ -132,17 +132,10 @@ function Algorithm.S()
     return max(rate - held, 0)
   end
 
-  local function take(sight, search, permits)
+  local function take(sight, _, permits)
     local ahead = sight.ahead
     sight.held = sight.held + permits
-    if not ahead then return end
-    local at = search.at
-    if (search.timeline.at[ahead.gone] or -1) >= at - at % search.rules.cell then
-      -- They have joined an entry that had left the window of a later booking, and is in it again with all its permits.
-      sight.ahead = nil
-    else
-      ahead.held, ahead.more = ahead.held + permits, ahead.more + permits
-    end
+    if ahead then ahead.held, ahead.more = ahead.held + permits, ahead.more + permits end
   end
 
   return {

@@ -45,34 +45,21 @@ function Algorithm.W()
     return free, rest, stored, part
   end
 
-  -- Takes the bookings of some entries: `take` for each, without as many calls.
   local function take_each(rule, free, rest, stored, part, timeline, first, final)
-    local entries, permits, rate, same, span, span_rest, uses, uses_part = timeline.at, timeline.permits, rule.rate, nil, nil, nil, nil, nil
-    -- What the stored permits take beyond the spacing; nil where it is not known.
-    local beyond = nil
+    local entries, permits, rate, same, span, span_rest = timeline.at, timeline.permits, rule.rate, nil, nil, nil
     for index = first, final do
       local at, count = entries[index], permits[index]
-      if count ~= same then
-        span, span_rest = span_exact(rule, count)
-        local spent = span_rest * rule.parts
-        uses_part = spent % rate
-        uses = span >= 2 * rule.warm_up and math.huge or span * rule.parts + (spent - uses_part) / rate
-        same = count
+      if stored == 0 and part == 0 and free >= at then
+        -- A busy rule has nothing stored: `take` without as many calls.
+        if count ~= same then
+          span, span_rest = span_exact(rule, count)
+          same = count
+        end
+        free, rest = free + span, rest + span_rest
+        if rest >= rate then free, rest = free + 1, rest - rate end
+      else
+        free, rest, stored, part = take(rule, free, rest, stored, part, at, count)
       end
-      if free < at then
-        free, rest, stored, part = level_at(rule, free, rest, stored, part, at)
-        beyond = nil
-      end
-      if stored > 0 or part > 0 then
-        local before = beyond or surcharge(rule, stored)
-        stored, part = stored - uses, part - uses_part
-        if part < 0 then stored, part = stored - 1, part + rate end
-        if stored < 0 then stored, part = 0, 0 end
-        beyond = surcharge(rule, stored)
-        free = free + before - beyond
-      end
-      free, rest = free + span, rest + span_rest
-      if rest >= rate then free, rest = free + 1, rest - rate end
     end
     return free, rest, stored, part
   end
@@ -215,10 +202,7 @@ function Algorithm.W()
   local function room(sight, search, cost)
     local rule, at, free, rest = sight.rule, search.at, sight.free, sight.rest
     local from = max(free - rule.cell, 0) + (rest > 0 and 1 or 0)
-    if from > at then
-      if rule.cell > 1 or search.entered == search.timeline.size then return nil, cell_from(from, rule.cell) end
-      return nil, Pages.behind(search, rule, free, rest, rule.cell, 0, beyond)
-    end
+    if from > at then return nil, cell_from(from, rule.cell) end
     local stored, part
     free, rest, stored, part = take(rule, free, rest, sight.stored, sight.part, at, cost)
     if search.entered < search.timeline.size then return room_among_later(rule, free, rest, stored, part, search, cost) end

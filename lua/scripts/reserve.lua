@@ -101,13 +101,24 @@ local function give_back(slot, permits)
   return place or slot
 end
 
--- Returns searches over all limiters.
-local function searches_from(at)
+-- Returns searches over all limiters, or over some of them.
+local function searches_from(at, chosen)
   local searches = {}
-  for index = 1, limiters do searches[index] = Search.new(states[index], at) end
+  for index = 1, limiters do
+    if not chosen or chosen[index] then searches[#searches + 1] = Search.new(states[index], at) end
+  end
   return searches
 end
 
+-- Returns the same for permits that have had a place, which the pauses need not space once more.
+local function searches_for_moved(at, chosen)
+  local searches = searches_from(at, chosen)
+  for index = 1, #searches do
+    local search = searches[index]
+    if search.pause.paced_until > 0 then search.pause = Pause.unpaced(search.pause) end
+  end
+  return searches
+end
 
 local function charge(searches, permits)
   for index = 1, #searches do Search.charge(searches[index], permits) end
@@ -138,15 +149,6 @@ local function earliest(searches, cost)
     agree, index = agree + 1, index % count + 1
   end
   return at, min(unpack(found)), limiter, limit
-end
-
--- Permits that are given back in some limiters first, and claimed in another one.
-if limiters > 1 and (#given_back > 0 or #reschedule > 0) then
-  local NO_GENERATION, is_partial = 9007199254740991, false
-  for index = 1, limiters do is_partial = is_partial or callers[2 * index] == NO_GENERATION end
-  for index = 1, is_partial and limiters or 0 do
-    if State.is_pending(states[index]) then Reschedule.hold(states[index]) end
-  end
 end
 
 -- ---- give back ----
@@ -244,21 +246,6 @@ if #reschedule > 0 and not settles and not is_moving then
     end
   end
 
-  -- Returns a search for permits that have had a place, which the pause need not space once more.
-  local function moved_search(index, at)
-    local search = Search.new(states[index], at)
-    if search.pause.paced_until > 0 then search.pause = Pause.unpaced(search.pause) end
-    return search
-  end
-
-  local function searches_for_moved(at, chosen)
-    local searches = {}
-    for index = 1, limiters do
-      if not chosen or chosen[index] then searches[#searches + 1] = moved_search(index, at) end
-    end
-    return searches
-  end
-
   -- Searches over the bare limiters, for all groups, as long as nothing else changes their bookings.
   local bare_searches
 
@@ -282,7 +269,7 @@ if #reschedule > 0 and not settles and not is_moving then
           for index = 1, limiters do
             if not bare[index] then Timeline.uncharge(states[index].timeline, states[index].rules, place, left * cost) end
           end
-          place, kind = at, TAKEN_BACK
+          kind = TAKEN_BACK
         end
       end
       if left > 0 then note(left, place, cost, kind) end
@@ -299,20 +286,7 @@ if #reschedule > 0 and not settles and not is_moving then
         left = 0
       end
       from = max(now, from > 0 and from or order.last)
-      if left > 0 and (not searches or cost < passed) then
-        -- Those over the bare limiters go on where they stand.
-        local goes_on, place = bare_searches and bare_searches[1].at <= from, 0
-        searches, passed = goes_on and {} or searches_for_moved(from), 0
-        for index = 1, goes_on and limiters or 0 do
-          if bare[index] then
-            place = place + 1
-            searches[index] = bare_searches[place]
-          else
-            searches[index] = moved_search(index, from)
-          end
-        end
-        if not goes_on then bare_searches = nil end
-      end
+      if left > 0 and (not searches or cost < passed) then searches, passed, bare_searches = searches_for_moved(from), 0, nil end
       while left > 0 do
         for index = 1, limiters do Search.advance(searches[index], from) end
         local at, room = earliest(searches, cost)
@@ -331,7 +305,7 @@ if #reschedule > 0 and not settles and not is_moving then
 
   -- The permits of one limiter that go together; of several limiters each takes its part, and some go together in any case. What a call
   -- leaves once it has done so much goes with the next one.
-  local TOGETHER, TOGETHER_LEAST, RESCHEDULED_MAX = 16, 2, 50000
+  local TOGETHER, TOGETHER_LEAST, RESCHEDULED_MAX = 32, 2, 40000
   local size, first, of_first = max(floor(TOGETHER / limiters), TOGETHER_LEAST), 1, 0
   while first <= #reschedule and is_rescheduled do
     local group, space = {}, size
@@ -354,10 +328,7 @@ end
 
 local outcomes = {}
 
--- A call that has rescheduled for so long books nothing besides.
-local BESIDE_MAX = 20000
-
-if #runs > 0 and not settles and not is_moving and is_rescheduled and (#rescheduled == 0 or work.done < done_before + BESIDE_MAX) then
+if #runs > 0 and not settles and not is_moving and is_rescheduled then
   local TOO_FAR, QUEUE_FULL = 1, 2
   -- How much a call does. What it leaves goes with the next one, so that other calls come between. Permits that the caller exchanges are
   -- booked at once, unless that takes far too long: others may take those that are left.

@@ -7,6 +7,7 @@ use http::HeaderName;
 use ipnet::IpNet;
 
 use super::json_path::JsonPath;
+use super::value_map::{PathPattern, ValueMap};
 
 /// The part for the client's address, as it is written.
 pub(crate) const CLIENT_IP: &str = "client_ip";
@@ -36,6 +37,10 @@ pub enum KeyPart {
     Client,
     /// The value at a place of the JSON body.
     Json(JsonPath),
+    /// A part of the decoded path.
+    Captured(PathPattern),
+    /// What a value is taken for.
+    Mapped(Box<KeyPart>, ValueMap),
 }
 
 impl KeyPart {
@@ -48,6 +53,7 @@ impl KeyPart {
     pub(crate) fn json_path(&self) -> Option<&JsonPath> {
         match self {
             KeyPart::Json(path) => Some(path),
+            KeyPart::Mapped(part, _) => part.json_path(),
             _ => None,
         }
     }

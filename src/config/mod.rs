@@ -45,6 +45,7 @@ mod reference;
 mod schema;
 pub(crate) mod units;
 mod validate;
+mod value_map;
 mod watch;
 mod yaml;
 

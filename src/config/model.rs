@@ -23,6 +23,7 @@ pub(crate) use super::key_part::{is_credential, network};
 pub use super::limit_headers::LimitHeaders;
 pub use super::patience::{Leave, PATIENCE_HEADERS, Patience};
 pub use super::pause_rules::PauseRule;
+pub use super::value_map::{PathPattern, ValueMap};
 use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
 pub use crate::telemetry::{AccessRule, logging::Log, logging::LogFormat};
 

@@ -196,6 +196,8 @@ fn part_name(part: &KeyPart) -> String {
         KeyPart::ClientIp { .. } => "client_ip".to_owned(),
         KeyPart::Client => "client".to_owned(),
         KeyPart::Json(path) => format!("json:{path}"),
+        KeyPart::Captured(pattern) => format!("path_regex:{}", pattern.as_str()),
+        KeyPart::Mapped(part, _) => part_name(part),
     }
 }
 

@@ -435,3 +435,42 @@ async fn a_request_that_waits_for_its_body_is_answered_at_shutdown() {
     assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("weir-error: draining"), "{answer}");
     weir.wait_exit(Duration::from_secs(10)).await;
 }
+
+/// Providers share one quota over a family of models, and some name the model in the path.
+#[tokio::test]
+async fn a_family_of_values_shares_a_partition() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let limiters = [
+        ("body", "{limits: [1/1h], key: [{json: model, map: {\"claude-opus-4*\": opus, \"*-mini\": mini}}]}"),
+        ("path", "{limits: [1/1h], key: [{path_regex: \"models/([^/:]+)\", map: {\"gemini-2.5-*\": new}}]}"),
+    ];
+    let routes = [("path: /body", "limiter: body"), ("path: /v1", "limiter: path")];
+    let weir = Weir::start(&configuration("memory", &limiters, &routes, &upstream)).await;
+    for (target, model, expected) in [
+        ("/body", "claude-opus-4-1", 200),
+        ("/body", "claude-opus-4", 429),
+        ("/body", "opus", 429),
+        ("/body", "claude-opus-3", 200),
+        ("/body", "claude-opus-3", 429),
+        ("/body", "gpt-5-mini", 200),
+        ("/body", "o4-mini", 429),
+        ("/v1/models/gemini-2.5-pro:generateContent", "", 200),
+        ("/v1/models/gemini-2.5-flash:streamGenerateContent", "", 429),
+        ("/v1/models/gemini%2d2.5-flash:streamGenerateContent", "", 429),
+        ("/v1/models/gemini-1:generateContent", "", 200),
+        ("/v1/models/gemini-1:streamGenerateContent?alt=sse", "", 429),
+        ("/v1/models/gemini%2d1:countTokens", "", 429),
+        ("/v1/models", "", 200),
+        ("/v1/files", "", 429),
+        // What some upstream may read as another model.
+        ("/v1/models/x/../gemini-1:generateContent", "", 400),
+        ("/v1/models/gemini-1%3Ax:generateContent", "", 400),
+    ] {
+        let body = format!("{{\"model\": \"{model}\"}}");
+        assert_eq!(status(&weir, target, &body).await, expected, "{target} {model}");
+    }
+    assert_eq!(weir.available_of("body", "opus").await, [0]);
+    let explained = weir.ask("/api/explain?url=/v1/models/gemini-2.5-pro:x").await.json();
+    assert_eq!(explained["limiters"][0]["partition"]["path_regex:models/([^/:]+)"], "new");
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::forms::{NAME_PATTERN, Named, OffOr, Setting, Text};
+use super::forms::{Form, LongForm, NAME_PATTERN, Named, OffOr, Setting, Text};
 use super::limit::Limits;
 use super::overrides::Overrides;
 use crate::config::model::Leave;
@@ -34,9 +34,9 @@ pub(crate) struct Limiter {
     /// part can be read in more than one way, such as a repeated header or parameter, gets 400. Requests without the value have a
     /// partition of their own.
     #[schemars(extend("minItems" = 1, "maxItems" = 16, "examples" = [
-        ["header:x-corp-id"], ["client", "path:1"], ["json:model"],
+        ["header:x-corp-id"], ["client", "path:1"], ["json:model"], [{"path_regex": "models/([^/:]+)"}],
     ]))]
-    pub(crate) key: Option<Vec<String>>,
+    pub(crate) key: Option<Vec<Form<String, KeyFrom>>>,
     /// The limits of some values of the `key`, which must have one part: in place of `limits`, which hold for all other values. A mapping
     /// from values to limits, or `{file: PATH}`: a YAML file with that mapping, which is followed.
     #[schemars(extend("examples" = [
@@ -123,6 +123,27 @@ pub(crate) enum OnStoreFailure {
     Reject,
     /// Requests pass unlimited.
     Allow,
+}
+
+/// A part of a request that is read with care: `json` or `path_regex`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct KeyFrom {
+    /// The path of a value of the JSON body, as in `json:PATH`.
+    #[schemars(extend("examples" = ["model"]))]
+    pub(crate) json: Option<String>,
+    /// A regular expression that is looked for in the decoded path, with at most one group, whose text is the value; without a group all that
+    /// it matches is.
+    #[schemars(extend("examples" = ["models/([^/:]+)"]))]
+    pub(crate) path_regex: Option<String>,
+    /// Values that are taken for others, so that they share a partition: patterns in which `*` stands for any characters. The first
+    /// that matches decides; a value that none matches stays.
+    #[schemars(extend("minProperties" = 1, "maxProperties" = 256, "examples" = [{"claude-opus-4*": "opus"}]))]
+    pub(crate) map: Option<Named<String>>,
+}
+
+impl LongForm for KeyFrom {
+    const EXPECTED: &'static str = "a part such as header:x-tenant, or a mapping with `json` or `path_regex`";
 }
 
 /// The pauses after an upstream rejection.

@@ -23,7 +23,9 @@ use forms::{LongForm, NAME_PATTERN, Named, Text};
 
 pub(crate) use forms::{Form, OffOr};
 pub(crate) use limit::{Algorithm, Limit, Limits};
-pub(crate) use limiter::{Guess, Limiter, Mode, OnStoreFailure, Pause, PauseRule, Queue, Scope, Sync};
+pub(crate) use limiter::{
+    Guess, KeyFrom, Limiter, Mode, OnStoreFailure, Pause, PauseRule, Queue, Scope, Sync,
+};
 pub(crate) use paths::{PATHS_MAX, Paths};
 pub(crate) use route::{Body, Breaker, Cost, CostHeader, Match, Retry, RetryOn, Route, Upstream};
 pub(crate) use store::{Confirm, Redis, RedisTls, Sentinel, Store};

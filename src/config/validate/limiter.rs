@@ -8,12 +8,12 @@ use http::HeaderName;
 
 use super::check::{Check, DAY, MILLISECOND, NAME_EXPECTED};
 use super::headers::named_header;
+use super::key::key_parts;
 use super::limit::{limits, misfit};
 use super::overrides::overrides;
 use super::pause::pause;
 use super::place::{Given, all, key};
-use crate::config::key_part::{CLIENT_IP, IPV4_PREFIX, IPV6_PREFIX};
-use crate::config::model::{JsonPath, KeyPart, Leave, PATIENCE_HEADERS, Patience, PauseRule};
+use crate::config::model::{KeyPart, Leave, PATIENCE_HEADERS, Patience, PauseRule};
 use crate::config::problem::quoted;
 use crate::config::schema::forms::{Named, Text};
 use crate::config::schema::{self, OffOr};
@@ -28,9 +28,6 @@ const GUARD_MAX: Duration = Duration::from_secs(1);
 const MAX_WAITING: u32 = 1000;
 /// The default of `max_partitions`.
 const MAX_PARTITIONS: u32 = 100_000;
-/// The most parts of a key. Each request reads all of them.
-const KEY_PARTS_MAX: usize = 16;
-
 /// The most headers of `patience`.
 const PATIENCE_HEADERS_MAX: usize = 16;
 
@@ -98,63 +95,6 @@ fn one(
         follows_upstream: matches!(written.sync, Some(OffOr::On(schema::Sync::Headers))),
     };
     Some((Arc::new(limiter.overridden(overrides?)), Reading { key: key?, patience: patience?, pause_rules }))
-}
-
-fn key_parts(
-    check: &mut Check<'_>,
-    limiter: &Given<'_, schema::Limiter>,
-    has_clients: bool,
-) -> Option<Arc<[KeyPart]>> {
-    let given = key!(limiter.key);
-    let (ipv4, ipv6) = (key!(limiter.ipv4_prefix), key!(limiter.ipv6_prefix));
-    let counts_addresses = given.items().any(|part| part.value == CLIENT_IP);
-    for prefix in [&ipv4, &ipv6].into_iter().filter(|prefix| prefix.value.is_some() && !counts_addresses) {
-        check.problem_of_key(&prefix.at, "only with `client_ip` in `key`");
-    }
-    let (ipv4, ipv6) = (check.count(&ipv4, IPV4_PREFIX, 1..=32), check.count(&ipv6, IPV6_PREFIX, 1..=128));
-    let network = (u8::try_from(ipv4?).ok()?, u8::try_from(ipv6?).ok()?);
-    if given.get().is_none() {
-        return Some(Arc::new([]));
-    }
-    if !(1..=KEY_PARTS_MAX).contains(&given.at.length()) {
-        return check.refuse(&given.at, format!("needs 1 to {KEY_PARTS_MAX} parts, such as header:x-tenant"));
-    }
-    let mut earlier: Vec<KeyPart> = Vec::new();
-    let parts = all(given.items().map(|text| {
-        let fault = match key_part(text.value, network) {
-            Some(part) if earlier.contains(&part) => "this part is given twice",
-            Some(KeyPart::Client) if !has_clients => {
-                "`client` needs `clients` at the top of the file, which identify callers"
-            }
-            Some(part) => {
-                earlier.push(part.clone());
-                return Some(part);
-            }
-            None => {
-                "expected header:NAME, query:NAME, host, path:N (a segment, from 0), client_ip, client or json:PATH \
-                 (such as json:model)"
-            }
-        };
-        check.refuse(&text.at, fault)
-    }));
-    parts.map(Arc::from)
-}
-
-/// Reads a part of a key. `network` has the bits of a client's address, of IPv4 and IPv6.
-fn key_part(part: &str, (ipv4, ipv6): (u8, u8)) -> Option<KeyPart> {
-    match part.split_once(':') {
-        None if part == "host" => Some(KeyPart::Host),
-        None if part == CLIENT_IP => Some(KeyPart::ClientIp { ipv4, ipv6 }),
-        None if part == "client" => Some(KeyPart::Client),
-        Some(("header", name)) => HeaderName::try_from(name).ok().map(KeyPart::Header),
-        Some(("json", path)) => JsonPath::parse(path).map(KeyPart::Json),
-        Some(("query", name)) if !name.is_empty() => Some(KeyPart::Query(name.into())),
-        // Rust would also parse `+5`.
-        Some(("path", segment)) if segment.bytes().all(|byte| byte.is_ascii_digit()) => {
-            segment.parse().ok().map(KeyPart::Path)
-        }
-        _ => None,
-    }
 }
 
 /// Checks the number of partitions. The outer `None` is a problem, the inner one no key.

@@ -1,19 +1,16 @@
 //! `routes.match` and `routes.strip_prefix`: the requests of a route, by path, host, method and headers.
 
 use http::Method;
-use regex::{Regex, RegexBuilder};
+use regex::Regex;
 use url::Host;
 
 use super::body::json_match;
 use super::check::Check;
 use super::headers::{Purpose, headers};
+use super::pattern::regex;
 use super::place::{Given, all, key};
 use crate::config::model::{HostMatch, Match, PathMatch};
-use crate::config::problem::quoted;
 use crate::config::schema;
-
-/// The largest compiled `path_regex`, in bytes.
-const REGEX_BYTES_MAX: usize = 1024 * 1024;
 
 /// Checks the conditions of a route.
 pub(super) fn matches(
@@ -62,36 +59,9 @@ fn plain_path<'a>(check: &mut Check<'_>, given: &Given<'a, String>) -> Option<&'
     check.refuse(&given.at, fault)
 }
 
-/// Compiles a pattern, first by itself, which shows that its groups balance, and then anchored at both ends.
+/// Compiles a pattern that is anchored at both ends.
 fn path_regex(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<Regex> {
-    let pattern = given.value;
-    let compile = |pattern: &str| RegexBuilder::new(pattern).size_limit(REGEX_BYTES_MAX).build();
-    match compile(pattern).and_then(|_| compile(&format!(r"\A(?:{pattern})\z"))) {
-        Ok(regex) => Some(regex),
-        Err(error) => {
-            let reason =
-                pattern_fault(pattern, given.at.is_interpolated()).unwrap_or_else(|| last_line(&error));
-            check.refuse(&given.at, format!("not a valid regular expression: {reason}"))
-        }
-    }
-}
-
-/// Returns the fault of a pattern's syntax with its position.
-fn pattern_fault(pattern: &str, is_interpolated: bool) -> Option<String> {
-    let (span, reason) = match regex_syntax::parse(pattern).err()? {
-        regex_syntax::Error::Parse(error) => (*error.span(), error.kind().to_string()),
-        regex_syntax::Error::Translate(error) => (*error.span(), error.kind().to_string()),
-        _ => return None,
-    };
-    let rest = pattern.get(span.start.offset..).filter(|rest| !rest.is_empty() && !is_interpolated);
-    let at = rest.map_or(String::new(), |rest| format!(", {}", quoted(rest)));
-    Some(format!("{reason}, at character {}{at}", span.start.column))
-}
-
-/// Returns the reason of an error that repeats the pattern over several lines.
-fn last_line(error: &regex::Error) -> String {
-    let text = error.to_string();
-    text.lines().next_back().unwrap_or_default().trim_start_matches("error: ").to_owned()
+    regex(check, given, |pattern| format!(r"\A(?:{pattern})\z"))
 }
 
 fn host(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<HostMatch> {

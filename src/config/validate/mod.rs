@@ -2,9 +2,9 @@
 //!
 //! - `place`: a part of the schema together with its place in the file.
 //! - `check`: the report, and the judgements that many keys share. `pem`: those about certificates and keys.
-//! - `json`: places in JSON documents.
+//! - `json`: places in JSON documents; `pattern`: regular expressions.
 //! - `warnings`: what is valid and hardly meant; `reach`: which matches an earlier one leaves to another.
-//! - One file for each section: `server`, `clients`, `store`, `limiter` with `limit`, `overrides` and `pause`, and `route` with `matches`,
+//! - One file for each section: `server`, `clients`, `store`, `limiter` with `limit`, `key`, `overrides` and `pause`, and `route` with `matches`,
 //!   `headers`, `body`, `cost`, `retry` and `upstream`.
 //!
 //! A section returns `None` once it has reported a problem, so nothing half-valid leaves this module. Knows the schema
@@ -17,10 +17,12 @@ mod clients;
 mod cost;
 mod headers;
 mod json;
+mod key;
 mod limit;
 mod limiter;
 mod matches;
 mod overrides;
+mod pattern;
 mod pause;
 mod pem;
 mod place;

@@ -187,8 +187,12 @@ fn read_as<'a>(part: &KeyPart, value: &'a str) -> Result<Cow<'a, str>, &'static 
             Ok(address) => Ok(network(address, *ipv4, *ipv6).to_string().into()),
             Err(_) => Err("expected an address, such as 192.0.2.1 or 2001:db8::, for a `key` of client_ip"),
         },
-        KeyPart::Header(_) | KeyPart::Query(_) | KeyPart::Path(_) | KeyPart::Client | KeyPart::Json(_) => {
-            Ok(value.into())
-        }
+        KeyPart::Header(_)
+        | KeyPart::Query(_)
+        | KeyPart::Path(_)
+        | KeyPart::Client
+        | KeyPart::Json(_)
+        | KeyPart::Captured(_)
+        | KeyPart::Mapped(..) => Ok(value.into()),
     }
 }

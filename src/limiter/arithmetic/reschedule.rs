@@ -92,14 +92,6 @@ impl Reschedule {
         }
     }
 
-    /// Lets no other change move bookings until the time of this one is over, though all void permits may be given back before: their
-    /// holders book them in other limiters first. A permit that is nobody's stands for that.
-    pub fn hold(&mut self) {
-        if self.unclaimed.first().is_some_and(|moved| moved.from > Micros::ZERO) {
-            self.unclaimed.insert(0, Rescheduled { from: Micros::ZERO, to: Micros::ZERO, permits: 1 });
-        }
-    }
-
     /// Books the places of void permits by `search`, from `void_from` on, and begins a generation. `cell` is the width of the
     /// cells of the generation before.
     pub fn start(

@@ -14,8 +14,7 @@ use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::search::Search;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::{
-    Answer, Call, Epoch, Holding, NO_GENERATION, Outcome, ReportResult, RetryDelay, Run, UpstreamReport,
-    Violated,
+    Answer, Call, Epoch, Holding, Outcome, ReportResult, RetryDelay, Run, UpstreamReport, Violated,
 };
 
 /// The states of a queue's limiters, each with its caller's rules.
@@ -32,10 +31,6 @@ pub fn reserve(
     for (index, (state, rules)) in states.iter_mut().enumerate() {
         state.open(now, rules, lease, call.replica);
         state.keep_places(call.generations.get(index).copied().unwrap_or_default(), now + lease);
-    }
-    let moves = !call.give_back.is_empty() || !call.reschedule.is_empty();
-    if moves && states.len() > 1 && call.generations.contains(&NO_GENERATION) {
-        states.iter_mut().for_each(|(state, _)| state.hold_changes());
     }
     order.open(now, states.iter().map(|(state, _)| state.generation().number).sum());
     order.review_spread(now, || states.iter().flat_map(|(state, _)| state.rules()));
@@ -209,7 +204,7 @@ fn book_claimed(
             reached = found.at;
             if found.at != place {
                 others.iter_mut().for_each(|state| state.uncharge(place, left * cost));
-                note(steps, Moved::TakenBack(left, cost, Some(found.at)));
+                note(steps, Moved::TakenBack(left, cost, Some(place)));
                 break;
             }
             let count = left.min(found.room / cost).max(1);
@@ -221,7 +216,7 @@ fn book_claimed(
 }
 
 /// The permits of one limiter that are rescheduled together; of several limiters each takes its part, and some go together in any case.
-const TOGETHER: u64 = 16;
+const TOGETHER: u64 = 32;
 const TOGETHER_LEAST: u64 = 2;
 
 /// Returns holdings in groups of so many requests, in their order; the last group may have fewer.

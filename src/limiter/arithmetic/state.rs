@@ -249,11 +249,6 @@ impl LimiterState {
         self.reschedule.knows(generation)
     }
 
-    /// Holds up other changes while void permits are booked in other limiters. See [`Reschedule::hold`].
-    pub fn hold_changes(&mut self) {
-        self.reschedule.hold();
-    }
-
     /// Keeps the places of void permits for a caller that has still to follow the last change. See [`Reschedule::keep_places`].
     pub fn keep_places(&mut self, generation: u64, until: Micros) {
         self.reschedule.keep_places(generation, until);

@@ -89,6 +89,16 @@ impl Facts<'_> {
                 Some(Cow::Owned(network(self.address, *ipv4, *ipv6).to_string().into_bytes()))
             }
             KeyPart::Client => self.client.map(|name| Cow::Borrowed(name.as_bytes())),
+            KeyPart::Captured(pattern) => path::captured(self.uri.path(), |form| pattern.find(form))
+                .map_err(|path::Ambiguous| ProxyError::Ambiguous {
+                    kind: "part of the path",
+                    name: pattern.as_str().into(),
+                })?
+                .map(bytes),
+            KeyPart::Mapped(part, map) => self.value(part)?.map(|value| match std::str::from_utf8(&value) {
+                Ok(value) => Cow::Owned(map.of(value).as_bytes().to_vec()),
+                Err(_) => value,
+            }),
             KeyPart::Json(path) => self.body.vital(path)?.map(|value| Cow::Borrowed(value.as_bytes())),
         })
     }

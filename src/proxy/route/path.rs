@@ -106,6 +106,29 @@ pub(crate) fn segment(path: &str, index: usize) -> Result<Option<Cow<'_, str>>, 
     if found.all(|other| other == first) { Ok(first.map(Cow::Owned)) } else { Err(Ambiguous) }
 }
 
+/// Returns a part of a path in its decoded form, as `find` finds it.
+///
+/// # Errors
+/// If the forms of the path differ in it.
+pub(crate) fn captured(
+    path: &str,
+    find: impl Fn(&str) -> Option<&str>,
+) -> Result<Option<Cow<'_, str>>, Ambiguous> {
+    let forms = match forms(path) {
+        Ok(Forms::One(form)) => return Ok(find(form).map(|part| Cow::Borrowed(bare(part)))),
+        Ok(Forms::Many(forms)) => forms,
+        Err(_) => return Err(Ambiguous),
+    };
+    let mut found = forms.iter().map(|form| find(form).map(|part| bare(&canonical(part)).to_owned()));
+    let first = found.next().flatten();
+    if found.all(|other| other == first) { Ok(first.map(Cow::Owned)) } else { Err(Ambiguous) }
+}
+
+/// Returns a part of a path without leading slashes, which the canonical form of any part has.
+fn bare(part: &str) -> &str {
+    part.trim_start_matches('/')
+}
+
 /// Returns a segment as it is written, unless it is empty.
 fn nth(path: &str, index: usize) -> Option<&str> {
     path.strip_prefix('/').unwrap_or(path).split('/').nth(index).filter(|segment| !segment.is_empty())

@@ -16,10 +16,7 @@ use crate::limiter::queue::slot::{Slot, Source};
 
 use super::asking::holdings;
 use super::events::{Action, Around, LocalAnswer};
-use super::{Moving, Sent, Worker};
-
-/// The part of a heartbeat for which a queue waits for further limiters to move.
-const MOVING_PART: u64 = 4;
+use super::{Sent, Worker};
 
 /// An answer's outcomes, in the order of the call's runs.
 struct Outcomes<'a, I> {
@@ -158,56 +155,38 @@ impl Worker {
         if !void.is_empty() {
             out.push(Action::LogMoved(void.len()));
         }
-        if let Some(moving) = &mut self.owed.moving {
-            // A further limiter has moved. Slots that were booked since the first one are the last of all, and are booked anew.
-            moving.paused.clone_from(&answer.paused);
-            for (slot, cost) in void {
-                self.give_back(slot, cost, out);
-                self.owe(cost, 1);
-            }
-            self.owed.generations = numbers;
-            return true;
-        }
         // Slots that an earlier change has voided, and that were not rescheduled yet, have lost their places.
         self.lose_rescheduled();
         let known = std::mem::replace(&mut self.owed.generations, numbers);
-        self.owed.reschedule_generations = known.clone();
         self.owed.reschedule_from = moment;
-        if known.len() > 1 && !void.is_empty() {
-            let until = moment + Micros(self.limits.terms.heartbeat.0 / MOVING_PART);
-            self.owed.reschedule_from = until;
-            self.owed.moving = Some(Moving { known, paused: answer.paused.clone(), until });
-        }
+        self.release_unmoved(&known, answer, &void);
         self.owed.reschedule = VecDeque::from(void);
         !self.owed.reschedule.is_empty()
     }
 
     /// Gives void slots back in all limiters but the slowest one of those whose bookings have moved. There they stand where no request can
     /// be sent any more, or at places that differ from those of that limiter, in the way of all places that it keeps: those of this
-    /// replica, and of others. So it is done before any is rescheduled, and when all limiters that one answer of an upstream pauses have
-    /// moved, so that every replica chooses the same one.
-    pub(super) fn release_unmoved(&mut self, now: Moment) {
-        let Some(moving) = self.owed.moving.take_if(|moving| moving.until <= now) else { return };
-        let (claimed, released) = moving.known.alone(self.slowest_moved(&moving));
+    /// replica, and of others. So it is done before any is rescheduled.
+    fn release_unmoved(&mut self, known: &Generations, answer: &Answer, void: &[(Slot, Permits)]) {
+        let (claimed, released) = known.alone(self.slowest_moved(known, answer));
         self.owed.reschedule_generations = claimed;
         if released.is_partial() {
-            let void: Vec<_> = self.owed.reschedule.iter().copied().collect();
-            let holdings = holdings(&void).into_iter().map(|holding| (holding, released.clone()));
+            let holdings = holdings(void).into_iter().map(|holding| (holding, released.clone()));
             self.owed.give_back.extend(holdings);
-            self.owed.reschedule_from = now + self.limits.terms.heartbeat;
+            self.owed.reschedule_from = self.owed.reschedule_from + self.limits.terms.heartbeat;
         }
     }
 
     /// Returns the place of the limiter that grants permits most slowly, of those whose bookings have moved, or the one of these that is
     /// paused for longest: the same one at each replica.
-    fn slowest_moved(&self, Moving { known, paused, .. }: &Moving) -> usize {
+    fn slowest_moved(&self, known: &Generations, answer: &Answer) -> usize {
         let moved = known.iter().zip(self.owed.generations.iter()).map(|(known, now)| known != now);
         let pace = |limiter: &LimiterRef| {
             let of = |rule: &Rule| (u128::from(rule.window.0) << 32) / u128::from(rule.rate.max(1));
             limiter.rules.iter().map(of).max()
         };
         let moved = self.limits.refs.iter().zip(moved).enumerate().filter(|(_, (_, moved))| *moved);
-        let paused = |place: usize| paused.get(place).copied().unwrap_or_default();
+        let paused = |place: usize| answer.paused.get(place).copied().unwrap_or_default();
         moved
             .max_by_key(|(place, (limiter, _))| (pace(limiter), paused(*place)))
             .map_or(0, |(place, _)| place)

@@ -94,7 +94,6 @@ impl Worker {
     /// Makes the next call, if there is a reason for one and none is under way.
     pub(super) fn ask(&mut self, around: &Around, out: &mut Vec<Action>) {
         let now = around.now;
-        self.release_unmoved(now);
         let is_due = || self.needs_heartbeats() && now >= self.heartbeat_at();
         if self.may_call(now) && (self.has_reason(now) || is_due()) {
             self.calls.is_outdated = false;
@@ -120,8 +119,7 @@ impl Worker {
     /// where nothing has moved.
     fn may_reschedule(&self, now: Moment) -> bool {
         let has_released = || !self.owed.give_back.iter().any(|(_, generations)| generations.is_partial());
-        let is_decided = now >= self.owed.reschedule_from && self.owed.moving.is_none();
-        !self.owed.reschedule.is_empty() && is_decided && has_released()
+        !self.owed.reschedule.is_empty() && now >= self.owed.reschedule_from && has_released()
     }
 
     /// Gives back the slots of the cost queues to be booked anew, and asks for as many.

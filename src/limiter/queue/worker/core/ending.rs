@@ -35,7 +35,6 @@ impl Worker {
             cost_queue.take_surplus().into_iter().for_each(|slot| self.give_back(slot, cost, out));
         }
         // No request needs the new places of void slots, or a slot in place of another.
-        self.owed.moving = None;
         for (slot, cost) in self.owed.reschedule.drain(..) {
             let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
             self.owed.give_back.push_back((holding, self.owed.reschedule_generations.clone()));

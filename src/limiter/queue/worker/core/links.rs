@@ -88,7 +88,6 @@ impl Worker {
 
     /// Asks for other slots in place of those that were to be rescheduled.
     pub(super) fn lose_rescheduled(&mut self) {
-        self.owed.moving = None;
         for (_, cost) in std::mem::take(&mut self.owed.reschedule) {
             self.owe(cost, 1);
         }

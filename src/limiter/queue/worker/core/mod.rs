@@ -90,8 +90,6 @@ struct Owed {
     reschedule_generations: Generations,
     /// When they may be rescheduled: where only some limiters have moved, other replicas need time to hear of it.
     reschedule_from: Moment,
-    /// A change of one of several limiters, which may be followed by the same change of others.
-    moving: Option<Moving>,
     /// The number of slots of each cost to ask for in place of others: no more than the cost queue's `wanted`, of which this is the part
     /// that no call was made for yet.
     replace: BTreeMap<Permits, usize>,
@@ -99,17 +97,6 @@ struct Owed {
     /// be lost with each late slot. So the whole cost queue is booked anew, at the pace at which this replica really sends: in the store,
     /// or in this replica's share.
     rebook: BTreeSet<Permits>,
-}
-
-/// A change that has moved bookings of some limiters, until it is decided in which one the void slots claim their places.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Moving {
-    /// The generations under which the slots to reschedule were booked.
-    known: Generations,
-    /// Until when each limiter is paused, as last answered.
-    paused: Vec<Micros>,
-    /// When it is decided.
-    until: Moment,
 }
 
 /// Permits that were freed before the queue's last slot.
@@ -215,7 +202,6 @@ impl Worker {
                 reschedule: VecDeque::new(),
                 reschedule_generations: generations,
                 reschedule_from: now,
-                moving: None,
                 replace: BTreeMap::new(),
                 rebook: BTreeSet::new(),
             },

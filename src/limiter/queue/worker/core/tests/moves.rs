@@ -41,12 +41,8 @@ fn void_slots_make_room_in_the_limiters_that_have_not_moved_before_they_are_resc
     let actions = core.on(after(2), vec![Event::Moved]);
     assert!(call(&actions).is_some(), "{actions:?}");
 
-    // The other limiter may be about to move, too.
     let actions = core.on(after(3), vec![moved(after(3), None)]);
-    assert_eq!(call(&actions), None);
-    let decided = core.wakes_at(after(3));
-    let actions = core.on(decided, Vec::new());
-    let released = call(&actions).expect("a call in time");
+    let released = call(&actions).expect("a call at once");
     assert_eq!(released.generations, [NO_GENERATION, 0]);
     assert_eq!(
         (released.give_back.len(), released.give_back[0].slot, released.reschedule.len()),
@@ -54,17 +50,16 @@ fn void_slots_make_room_in_the_limiters_that_have_not_moved_before_they_are_resc
     );
 
     // The other replicas hear of the change within a heartbeat.
-    let actions = core.on(decided, vec![moved(decided, None)]);
+    let actions = core.on(after(4), vec![moved(after(4), None)]);
     assert_eq!(call(&actions), None);
     let heartbeat = Terms::new(Micros::from_millis(500), Micros::from_millis(100)).heartbeat;
-    assert_eq!(decided, after(3) + Micros(heartbeat.0 / 4));
-    assert_eq!(core.wakes_at(decided), decided + heartbeat);
-    let actions = core.on(decided + heartbeat, Vec::new());
+    assert_eq!(core.wakes_at(after(4)), after(3) + heartbeat);
+    let actions = core.on(after(3) + heartbeat, Vec::new());
     let reschedules = call(&actions).expect("a call behind the heartbeat");
     assert_eq!(reschedules.generations, [0, NO_GENERATION]);
     assert_eq!((reschedules.give_back.len(), reschedules.reschedule[0].slot), (0, slot));
 
-    let now = decided + heartbeat;
+    let now = after(4) + heartbeat;
     core.on(now, vec![moved(now, Some(shown(after(3900))))]);
     assert_eq!(core.0.cost_queues[&Permits::ONE].next_slot().map(|slot| slot.at), Some(shown(after(3900))));
 }
@@ -85,13 +80,11 @@ fn void_slots_are_rescheduled_in_the_slowest_limiter_that_has_moved() {
     };
     core.on(after(1), vec![answer(after(1), 0, vec![(1, Outcome::Booked(slot))])]);
     core.on(after(2), vec![Event::Moved]);
-    core.on(after(3), vec![answer(after(3), 7, Vec::new())]);
-    let decided = core.wakes_at(after(3));
-    let actions = core.on(decided, Vec::new());
-    let released = call(&actions).expect("a call in time");
+    let actions = core.on(after(3), vec![answer(after(3), 7, Vec::new())]);
+    let released = call(&actions).expect("a call at once");
     assert_eq!((&released.generations[..], released.give_back.len()), (&[NO_GENERATION, 0][..], 1));
-    core.on(decided, vec![answer(decided, 7, Vec::new())]);
-    let actions = core.on(core.wakes_at(decided), Vec::new());
+    core.on(after(4), vec![answer(after(4), 7, Vec::new())]);
+    let actions = core.on(core.wakes_at(after(4)), Vec::new());
     let reschedules = call(&actions).expect("a call behind the heartbeat");
     assert_eq!((&reschedules.generations[..], reschedules.reschedule.len()), (&[0, NO_GENERATION][..], 1));
 }
@@ -112,39 +105,11 @@ fn void_slots_are_rescheduled_in_the_limiter_that_is_paused_for_longest() {
         };
         core.on(after(1), vec![answer(after(1), 0, vec![(1, Outcome::Booked(slot))])]);
         core.on(after(2), vec![Event::Moved]);
-        core.on(after(3), vec![answer(after(3), 7, Vec::new())]);
-        let actions = core.on(core.wakes_at(after(3)), Vec::new());
-        let released = call(&actions).expect("a call in time");
+        let actions = core.on(after(3), vec![answer(after(3), 7, Vec::new())]);
+        let released = call(&actions).expect("a call at once");
         let alone = |place: usize| released.generations[place] == NO_GENERATION;
         assert!(alone(claimed) && !alone(1 - claimed), "{released:?}");
     }
-}
-
-/// An upstream's answer pauses one limiter after the other. A replica may hear of the first one alone.
-#[test]
-fn void_slots_wait_for_further_limiters_that_move() {
-    let mut core = Driven(Worker::new(two_limiters(), SECOND, START));
-    core.on(START, vec![arrival(0, START, 5000)]);
-    let slot = shown(after(900));
-    let answer = |now: Moment, numbers: [u64; 2], outcomes| {
-        let generation = |number| match number {
-            0 => Generation::default(),
-            number => Generation { number, void_from: shown(after(500)), before: 0 },
-        };
-        let paused = vec![shown(after(3000)), shown(after(3001))];
-        let generations = numbers.map(generation).to_vec();
-        let answer = Answer { now: shown(now), generations, outcomes, paused, ..Answer::default() };
-        Event::Answered { answer: Box::new(answer), refusal_budget: 0, sent: now }
-    };
-    core.on(after(1), vec![answer(after(1), [0, 0], vec![(1, Outcome::Booked(slot))])]);
-    core.on(after(2), vec![Event::Moved]);
-    core.on(after(3), vec![answer(after(3), [7, 0], Vec::new())]);
-    core.on(after(4), vec![Event::Moved]);
-    core.on(after(5), vec![answer(after(5), [7, 8], Vec::new())]);
-    let actions = core.on(core.wakes_at(after(5)), Vec::new());
-    let released = call(&actions).expect("a call in time");
-    assert_eq!(released.generations, [0, NO_GENERATION], "as where both were heard of at once");
-    assert_eq!((released.give_back.len(), released.give_back[0].slot), (1, slot));
 }
 
 /// A script that has done enough leaves some of the void slots.
@@ -187,10 +152,8 @@ fn a_request_whose_wait_ends_while_its_moved_slot_waits_for_others_is_told_of_th
     core.on(after(1), vec![Event::Answered { answer: Box::new(first), refusal_budget: 0, sent: after(1) }]);
     core.on(after(500), vec![Event::Moved]);
     core.on(after(501), vec![moved(after(501), None)]);
-    let decided = core.wakes_at(after(501));
-    core.on(decided, Vec::new());
-    core.on(decided, vec![moved(decided, None)]);
-    let ends = core.wakes_at(decided);
+    core.on(after(502), vec![moved(after(502), None)]);
+    let ends = core.wakes_at(after(502));
     assert!(ends < after(700), "the next call is due behind its wait: {ends:?}");
     let actions = core.on(ends, Vec::new());
     assert!(matches!(refusal(&actions), Some(Refusal::RateLimited { .. })), "{actions:?}");
