@@ -6,7 +6,7 @@
 --   deal         the number of the last deal
 --   flows        { { flow, class, weight, tag, runs }, ... } with runs of tickets { replica, origin, costs, first, last, count }, ascending
 --                by when the first came. `tag` is how far the flow is ahead of the virtual time of its class
---   slips        { { replica, origin, costs, class, deal, slot, count }, ... } slots that a replica has not said to have
+--   slips        { { replica, origin, costs, class, deal, slot, count, generations if they are void }, ... } slots that a replica has not said to have
 --   callers      { { replica, when it calls again at the latest, the number of its last call }, ... }
 --   spreads      of each class { advised, reviewed, expected, booked, followed }: queue_order.lua
 

@@ -117,6 +117,47 @@ const BROKEN: &[(&str, &str)] = &[
         "server: {max_header_bytes: 64KB}\nROUTES",
         "1:28: server.max_header_bytes: unknown unit \"KB\"; did you mean \"KiB\"?",
     ),
+    // -- share
+    (
+        "limiters:\n  a: {limits: [9/s], share: {by: route}}\nROUTES",
+        "2:22: limiters.a.share: only with `queue`: those who wait go by their shares",
+    ),
+    (
+        "limiters:\n  a: {limits: [9/s], mode: shadow, queue: {timeout: 1s}, share: {by: route}}\nROUTES",
+        "2:58: limiters.a.share: not with `mode: shadow`: a limiter that only counts shares nothing out",
+    ),
+    (
+        "limiters:\n  a: {limits: [9/s], queue: {timeout: 1s}, share: {by: [client, 'header:x y', route, route], ahead: 2s, weights: {b: 0}}}\nROUTES",
+        "2:57: limiters.a.share.by[0]: `client` needs `clients` at the top of the file, which identify callers\n\
+         2:65: limiters.a.share.by[1]: expected client, header:NAME, query:NAME or route\n\
+         2:101: limiters.a.share.ahead: must be from 50ms to 1s\n\
+         2:118: limiters.a.share.weights.b: must be 1 to 1000",
+    ),
+    (
+        "limiters:\n  a: {limits: [9/s], queue: {timeout: 1s}, share: {by: route, classes: [{name: x}, {name: x, floor: 100%}]}}\nROUTES",
+        "2:73: limiters.a.share.classes[0]: nobody can be in it: name its callers in `of`\n\
+         2:91: limiters.a.share.classes[1].name: another class has this name\n\
+         2:101: limiters.a.share.classes[1].floor: leaves 0% of \"9/1s\", which is less than one permit",
+    ),
+    (
+        "limiters:\n  a: {limits: [9/s], queue: {timeout: 1s}, share: {by: route, classes: [{name: x, of: [a, a]}, {name: y, ceiling: 5%}]}}\nROUTES",
+        "2:91: limiters.a.share.classes[0].of[1]: is in two classes, or in one twice\n\
+         2:115: limiters.a.share.classes[1].ceiling: leaves 5% of \"9/1s\", which is less than one permit",
+    ),
+    (
+        "limiters:
+  a: {limits: [9/s], queue: {timeout: 1s}, share: {by: route}}
+  b: {limits: [5/s], queue: {timeout: 1s}, share: {by: route}, key: [host]}
+routes:
+  - {name: x, match: {path: /x}, upstream: 'http://127.0.0.1:1', limiters: [a, b]}
+  - {name: y, match: {path: /y}, upstream: 'http://127.0.0.1:1', limiter: a}
+",
+        "2:44: limiters.a.share: routes use this limiter in different sets of limiters, and a share is of one set\n\
+         2:44: limiters.a.share: the limiter \"b\" beside it has another `key`, and a share is of one queue\n\
+         2:44: limiters.a.share: the limiter \"b\" beside it has a `share`, too\n\
+         3:44: limiters.b.share: the limiter \"a\" beside it has another `key`, and a share is of one queue\n\
+         3:44: limiters.b.share: the limiter \"a\" beside it has a `share`, too",
+    ),
     // -- overrides
     (
         "limiters:\n  a: {limits: [1/s], overrides: {b: [1/s]}}\nROUTES",

@@ -128,7 +128,7 @@ impl Fleet {
 
 /// Takes a permit and spends it.
 pub(crate) async fn take(limiter_set: &LimiterSet) -> std::result::Result<(), Refusal> {
-    let demand = Demand { cost: Permits::ONE, wait_max: None };
+    let demand = Demand::of(Permits::ONE);
     let mut permit = match limiter_set.enter(&[], demand).await? {
         Entered::Granted(permit) => permit,
         Entered::Waiting(mut ticket) => {

@@ -23,6 +23,7 @@
 --   unused            slots that are not needed: { flow, class, slot, count, costs } of each
 --   wants             all requests without a slot: { flow, class, weight, costs, { how long ago the first and the last of a group came, longest
 --                     wait, count, by turns }, { how long ago those came that have left, count, by turns } } of each flow and cost
+--   own_lead          how far ahead of now the caller's own slots begin at least, up to half of `ahead`: its answer takes so long
 --   refusal_budget    how many requests like the first refused one that is spread the caller may refuse without asking
 -- Returns      one MessagePack array:
 --              { { now, epoch, when it opens or 0, last reset or 0, memory },
@@ -38,7 +39,7 @@
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
 local given_now, lease, replica, call, known_epoch, run, settle, callers, ceilings, ahead, known, begins, places, unused, wants,
-  refusal_budget = cmsgpack.unpack(ARGV[1])
+  own_lead, refusal_budget = cmsgpack.unpack(ARGV[1])
 local books = #callers / 2
 local limiters = books - ceilings
 local line_key, epoch_key, earlier_key, live_key, moved_key = unpack(KEYS, books + 1, books + 5)
@@ -79,6 +80,7 @@ Line.forget(line, now, lease)
 local before = Line.caller_of(line, replica)
 local is_repeated = call > 0 and before ~= nil and before[3] == call
 if call > 0 and before and before[3] > call then return redis.error_reply("REPEATED a later call was carried out before") end
+local last_deal = line.deal
 local caller = is_repeated and before or Line.hear(line, now, replica, known, begins, call)
 
 -- Takes the permits of a slot back from every limiter. `generations` are those under which they were dealt.
@@ -90,26 +92,27 @@ local function give_back(slot, count, costs, generation_of)
   end
 end
 
--- Slots that lie ready and that a change of the limits has voided: their requests have no slot then.
+-- Slots that lie ready and that a change of the limits has voided. Whether their replicas have heard of them only these know: who has not
+-- said so when it calls has not, and its requests have no slot then; the others give theirs back themselves. A change that was missed came
+-- behind the last call.
 do
   local void_from
   for index = 1, books do
     local state, generation = states[index], line.generations[index]
     if generation and generation ~= state.generation then
-      void_from = min(void_from or Rule.SPAN_MAX, generation == state.previous_generation and state.void_from or 0)
+      void_from = min(void_from or Rule.SPAN_MAX, generation == state.previous_generation and state.void_from or last_deal + lease)
     end
   end
-  if void_from then
-    local kept = {}
-    for _, slip in ipairs(line.slips) do
-      if slip[6] < void_from then
-        kept[#kept + 1] = slip
-      else
-        give_back(slip[6], slip[7], slip[3], function(index) return line.generations[index] end)
-      end
+  local known, kept = { unpack(line.generations) }, {}
+  for _, slip in ipairs(line.slips) do
+    if void_from and not slip[8] and slip[6] >= void_from then slip[8] = known end
+    if slip[8] and slip[1] == replica then
+      give_back(slip[6], slip[7], slip[3], function(index) return slip[8][index] or 0 end)
+    else
+      kept[#kept + 1] = slip
     end
-    line.slips = kept
   end
+  line.slips = kept
 end
 
 for class = 1, Line.CLASSES_MAX do
@@ -196,7 +199,7 @@ if not is_closed and not is_repeated and line.flows[1] then
       local of = run[1]
       local reach = reaches[of]
       if reach == nil then
-        reach = Line.reach(line, of, replica, now, lease, lead)
+        reach = of == replica and now + min(own_lead, floor(ahead / 2)) or Line.reach(line, of, replica, now, lease, lead)
         if not reach or reach > till then reach = false end
         reaches[of] = reach
       end
@@ -447,7 +450,7 @@ end
 
 -- ---- store and answer ----
 
-local again = 0
+local again = is_cut and 1 or 0
 for _, flow in ipairs(line.flows) do
   local runs = flow[5]
   for index = 1, #runs do

@@ -215,6 +215,9 @@ fn limiter_keys(limiter: &Limiter) -> Value {
         "pause": limiter.pause.as_ref().map_or_else(|| OFF.into(), pause),
         "sync": if limiter.follows_upstream { "headers" } else { OFF },
     });
+    if let Some(share) = &limiter.share {
+        keys["share"] = json!({ "ahead": show_duration(share.ahead) });
+    }
     if let Some(partitioned) = &limiter.partitioned {
         keys["max_partitions"] = partitioned.max_partitions.into();
     }

@@ -41,6 +41,8 @@ pub enum KeyPart {
     Captured(PathPattern),
     /// What a value is taken for.
     Mapped(Box<KeyPart>, ValueMap),
+    /// The name of the route: this one.
+    Route(Arc<str>),
 }
 
 impl KeyPart {

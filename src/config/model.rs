@@ -262,6 +262,8 @@ pub struct Route {
     pub patience: Vec<Patience>,
     /// The limiters that each request must satisfy all at once, each with the parts of its key.
     pub limiters: Vec<(LimiterName, Arc<[KeyPart]>)>,
+    /// What names the callers that share the quota; nothing where none is shared.
+    pub flow: Arc<[KeyPart]>,
     /// The rules by which a response pauses each of them, in their order; none where it is not paused.
     pub pause_rules: Vec<Arc<[PauseRule]>>,
     /// The largest body that is looked into, in bytes, where a key, a match or the cost reads it.

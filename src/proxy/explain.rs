@@ -198,6 +198,7 @@ fn part_name(part: &KeyPart) -> String {
         KeyPart::Json(path) => format!("json:{path}"),
         KeyPart::Captured(pattern) => format!("path_regex:{}", pattern.as_str()),
         KeyPart::Mapped(part, _) => part_name(part),
+        KeyPart::Route(_) => "route".to_owned(),
     }
 }
 

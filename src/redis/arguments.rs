@@ -178,6 +178,7 @@ struct Deal<'a> {
     places: Vec<u64>,
     unused: Vec<UnusedRow<'a>>,
     wants: Vec<WantRow<'a>>,
+    lead: u64,
     refusal_budget: u64,
 }
 
@@ -218,6 +219,7 @@ pub(super) fn deal(
         places: line.places.to_vec(),
         unused: unused.collect(),
         wants: wants.collect(),
+        lead: call.lead.0,
         refusal_budget: call.refusal_budget,
     };
     Arguments::new(keys, &values)

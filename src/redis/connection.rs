@@ -13,7 +13,6 @@ use tokio::time::{Instant, timeout};
 use crate::clock::Micros;
 use crate::config::model::{self, Confirm};
 use crate::entropy::Entropy;
-use crate::limiter::model::call::Call;
 use crate::limiter::model::heartbeat::Heartbeat;
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::store::StoreError;
@@ -72,6 +71,7 @@ impl StoreConnection {
         let scripts = &self.scripts;
         match op {
             StoreOp::Reserve => &scripts.reserve,
+            StoreOp::Deal => &scripts.deal,
             StoreOp::Inspect => &scripts.inspect,
             StoreOp::Heartbeat | StoreOp::Ping => &scripts.heartbeat,
             StoreOp::WriteBack => &scripts.write_back,
@@ -83,11 +83,6 @@ impl StoreConnection {
             StoreOp::Usage => &scripts.usage,
             StoreOp::Figures => &scripts.figures,
         }
-    }
-
-    /// Returns the script of a call for a queue.
-    pub(super) fn script_of(&self, call: &Call) -> &Script {
-        if call.line.is_some() { &self.scripts.deal } else { &self.scripts.reserve }
     }
 }
 
@@ -355,7 +350,7 @@ impl PartConnection {
 
     /// Returns whether a call counts only when a replica of the server has it: bookings, and what shows that bookings can be made.
     fn needs_confirmation(&self, op: StoreOp) -> bool {
-        let is_meant = matches!(op, StoreOp::Reserve | StoreOp::Heartbeat | StoreOp::Ping);
+        let is_meant = matches!(op, StoreOp::Reserve | StoreOp::Deal | StoreOp::Heartbeat | StoreOp::Ping);
         self.shared.confirm == Confirm::Replica && is_meant && self.part.keys.is_some()
     }
 

@@ -143,15 +143,16 @@ impl Store for RedisStore {
                     None => answers::reserve(value, &limiter_refs, &call),
                 }
             };
+            let op = if call.line.is_some() { StoreOp::Deal } else { StoreOp::Reserve };
             let command = move |run: &str| {
                 let context = connection.context(run);
                 let arguments = match &call.line {
                     Some(line) => arguments::deal(&context, &limiter_refs, (&call, line), number),
                     None => arguments::reserve(&context, &limiter_refs, &call, number),
                 };
-                connection.shared.script_of(&call).command(&arguments)
+                connection.shared.script(op).command(&arguments)
             };
-            match self.connection.call_on(StoreOp::Reserve, first.name.clone(), command).await {
+            match self.connection.call_on(op, first.name.clone(), command).await {
                 Ok(value) => decode(&value).ok_or(StoreError::Malformed("reserve").into()),
                 Err((error, late)) => {
                     let late = late.map(|late| async move { decode(&late.await?) }.boxed());

@@ -57,6 +57,7 @@ mod retries;
 mod sdks;
 mod settled_bodies;
 mod several;
+mod share;
 mod shutdown;
 mod soak;
 mod spread;

@@ -55,6 +55,7 @@ fn limiter(limits: &[LimitModel]) -> LimiterModel {
         is_shadow: false,
         is_per_replica: false,
         judges_room: true,
+        is_shared: false,
     }
 }
 

@@ -181,6 +181,7 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
         forwarded_headers: false,
         rewrite_links: true,
         errors: Errors::Json,
+        flow: Arc::new([]),
         limiters: Vec::new(),
         pause_rules: Vec::new(),
         body_bytes_max: 0,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use weir::limiter::model::{Permits, Refusal};
+use weir::limiter::model::{Flow, Permits, Refusal};
 use weir::limiter::{Demand, Entered, LimiterSet, Partition, Permit, UpstreamSignal};
 
 /// A command of an operator.
@@ -109,6 +109,8 @@ pub struct Request {
     /// The partitions, in the order of the route's limiters.
     pub partitions: Vec<Option<Partition>>,
     pub cost: Permits,
+    /// Who asks, where callers share the quota.
+    pub flow: Flow,
     /// The longest wait that the request names.
     pub wait_max: Option<Duration>,
     /// When the client goes away, if it is not answered.
@@ -166,7 +168,7 @@ impl Request {
 
     /// Takes the permit of the request, and makes sure that it is good right before it is used.
     async fn granted(&self, limiter_set: &LimiterSet, notes: &Notes) -> Result<Permit, Refusal> {
-        let demand = Demand { cost: self.cost, wait_max: self.wait_max };
+        let demand = Demand { cost: self.cost, wait_max: self.wait_max, flow: self.flow };
         let mut permit = match limiter_set.enter(&self.partitions, demand).await? {
             Entered::Granted(permit) => permit,
             Entered::Waiting(ticket) => {

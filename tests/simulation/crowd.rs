@@ -104,6 +104,7 @@ impl Crowd {
             is_shadow: false,
             is_per_replica: false,
             follows_upstream: false,
+            share: None,
         };
         let limiters: Vec<Limiter> = (0..self.limiters).map(limiter).collect();
         let mut halved = limiters.clone();

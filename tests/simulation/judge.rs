@@ -326,7 +326,8 @@ fn model(limiter: &Limiter, plan: &Plan, names: &[String]) -> LimiterModel {
         limits: limits.collect(),
         wait_max: limiter.queue.map(|(timeout, _)| timeout),
         // Without a queue a request may still wait for the instant at which its slot is sure to have come.
-        max_waiting: limiter.queue.map_or(u64::MAX, |(_, most)| most),
+        // Each class has as many places.
+        max_waiting: limiter.queue.filter(|_| limiter.share.is_none()).map_or(u64::MAX, |(_, most)| most),
         guard: (shortest / 100).clamp(MILLI, 20 * MILLI),
         policy: match limiter.policy {
             "local" => Policy::Local,
@@ -335,6 +336,9 @@ fn model(limiter: &Limiter, plan: &Plan, names: &[String]) -> LimiterModel {
         },
         is_shadow: limiter.is_shadow,
         is_per_replica: limiter.is_per_replica,
-        judges_room: !is_settled && !limiter.follows_upstream,
+        judges_room: !is_settled
+            && !limiter.follows_upstream
+            && limiter.share.is_none_or(|share| !share.contains("ceiling")),
+        is_shared: limiter.share.is_some(),
     }
 }

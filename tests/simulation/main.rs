@@ -45,6 +45,7 @@ enum MixName {
     Random,
     Standard,
     Calm,
+    Share,
 }
 
 impl From<MixName> for Mix {
@@ -53,6 +54,7 @@ impl From<MixName> for Mix {
             MixName::Random => Mix::Random,
             MixName::Standard => Mix::Standard,
             MixName::Calm => Mix::Calm,
+            MixName::Share => Mix::Share,
         }
     }
 }

@@ -25,7 +25,23 @@ pub enum Mix {
     Standard,
     /// No faults: use, order and waits are judged most strictly.
     Calm,
+    /// Everything, with one limiter whose quota callers share.
+    Share,
 }
+
+impl Mix {
+    fn is_random(self) -> bool {
+        matches!(self, Mix::Random | Mix::Share)
+    }
+}
+
+/// How callers share a quota, as a configuration says it.
+const SHARES: [&str; 4] = [
+    "{by: 'header:x-caller', weights: {a: 3}}",
+    "{by: 'header:x-caller', weights: {b: 2}, classes: [{name: first, of: [a]}, {name: rest}], ahead: 100ms}",
+    "{by: 'header:x-caller', classes: [{name: first, of: [a], floor: 20%}, {name: rest, ceiling: 70%}]}",
+    "{by: 'header:x-caller', classes: [{name: first, of: [b]}, {name: second, of: [c], ceiling: 50%}, {name: rest}], ahead: 1s}",
+];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Algorithm {
@@ -59,6 +75,8 @@ pub struct Limiter {
     pub is_shadow: bool,
     pub is_per_replica: bool,
     pub follows_upstream: bool,
+    /// How callers share the quota.
+    pub share: Option<&'static str>,
 }
 
 /// A route: its limiters by their names, and who calls it.
@@ -120,12 +138,29 @@ impl Plan {
         for place in 0..count {
             limiters.push(Limiter::draw(format!("limiter-{place}"), mix, &mut rng));
         }
-        let is_quiet = mix == Mix::Random && rng.u8(..3) == 0;
+        let is_quiet = mix.is_random() && rng.u8(..3) == 0;
         let routes = draw_routes(&limiters, mix, is_quiet, &mut rng);
+        if mix == Mix::Share {
+            let limiter = &mut limiters[0];
+            limiter.queue = Some(limiter.queue.unwrap_or((3 * SECOND, 1000)));
+            limiter.is_shadow = false;
+            limiter.limits.iter_mut().for_each(|limit| limit.rate = limit.rate.max(5));
+            limiter.share = Some(SHARES[rng.usize(..SHARES.len())]);
+        }
         let first = Configuration { limiters };
         let mut configurations = vec![first];
         for _ in 0..3 {
-            configurations.push(configurations[0].changed(&mut rng));
+            let mut changed = configurations[0].changed(&mut rng);
+            if mix == Mix::Share && rng.bool() {
+                // Weights and classes change, or the share goes.
+                changed.limiters[0].share = SHARES.get(rng.usize(..SHARES.len() + 1)).copied();
+            }
+            changed
+                .limiters
+                .iter_mut()
+                .filter(|one| one.share.is_some())
+                .for_each(|one| one.limits[0].rate = one.limits[0].rate.max(5));
+            configurations.push(changed);
         }
         let longest = configurations.iter().flat_map(|one| &one.limiters).flat_map(|one| &one.limits);
         let longest = longest.map(|limit| limit.per).max().unwrap_or(SECOND);
@@ -149,7 +184,7 @@ impl Plan {
             script_time: SCRIPT_TIME,
             latency: [30, 60, 150, 400][rng.usize(..4)],
             drift_ppm: [0, 20, 200][rng.usize(..3)],
-            hiccup: if mix == Mix::Random { [0, 0, 5 * MILLI, 40 * MILLI][rng.usize(..4)] } else { 0 },
+            hiccup: if mix.is_random() { [0, 0, 5 * MILLI, 40 * MILLI][rng.usize(..4)] } else { 0 },
             configurations,
             routes,
             faults,
@@ -233,7 +268,7 @@ impl Limit {
 impl Limiter {
     fn draw(name: String, mix: Mix, rng: &mut Rng) -> Limiter {
         let mut limits = vec![Limit::draw(mix, rng)];
-        let is_random = mix == Mix::Random;
+        let is_random = mix.is_random();
         if is_random && rng.u8(..4) == 0 {
             let Limit { rate, per, .. } = limits[0];
             if per <= 2 * SECOND {
@@ -264,6 +299,7 @@ impl Limiter {
             is_shadow: is_random && rng.u8(..12) == 0,
             is_per_replica,
             follows_upstream: is_random && rng.u8(..8) == 0,
+            share: None,
         }
     }
 
@@ -280,6 +316,9 @@ impl Limiter {
             }
             None => writeln!(text, "    queue: off"),
         };
+        if let Some(share) = self.share {
+            let _ = writeln!(text, "    share: {share}");
+        }
         if let Some(group) = self.group {
             let _ = writeln!(text, "    group: {group}");
         }
@@ -326,7 +365,7 @@ impl Configuration {
 }
 
 fn draw_routes(limiters: &[Limiter], mix: Mix, is_quiet: bool, rng: &mut Rng) -> Vec<Route> {
-    let is_random = mix == Mix::Random;
+    let is_random = mix.is_random();
     let shared = limiters.len() > 1 && rng.bool() && limiters.iter().all(|one| !one.is_per_replica);
     let sets: Vec<Vec<&Limiter>> =
         if shared { vec![limiters.iter().collect()] } else { limiters.iter().map(|one| vec![one]).collect() };

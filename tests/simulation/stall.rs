@@ -45,6 +45,7 @@ impl Stall {
             is_shadow: false,
             is_per_replica: false,
             follows_upstream: false,
+            share: None,
         };
         let limiters = vec![limiter("all", RATE, false), limiter("tenant", RATE / 10, true)];
         let route = Route {

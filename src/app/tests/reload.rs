@@ -145,7 +145,7 @@ fn limiter_set(limiters: &Limiters, name: &str) -> LimiterSet {
 
 /// Takes a permit once its slot has come.
 async fn pass(set: &LimiterSet, partition: Option<Partition>) {
-    let demand = Demand { cost: Permits::ONE, wait_max: None };
+    let demand = Demand::of(Permits::ONE);
     let permit = match set.enter(&[partition], demand).await.unwrap() {
         Entered::Granted(permit) => permit,
         Entered::Waiting(ticket) => ticket.turn().await.unwrap(),

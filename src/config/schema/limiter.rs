@@ -8,6 +8,7 @@ use serde::Deserialize;
 use super::forms::{Form, LongForm, NAME_PATTERN, Named, OffOr, Setting, Text};
 use super::limit::Limits;
 use super::overrides::Overrides;
+use super::share::QuotaShare;
 use crate::config::model::Leave;
 
 /// A named set of limits that a request must satisfy all at once.
@@ -28,6 +29,9 @@ pub(crate) struct Limiter {
     /// The queue for requests over the limit, in each replica. If it is absent or `off`, they are refused at once.
     #[schemars(extend("examples" = [{"timeout": "10s", "max_waiting": 200}, "off"]))]
     pub(crate) queue: Option<OffOr<Queue>>,
+    /// How callers share the quota. If it is absent, first come, first served.
+    #[schemars(extend("examples" = [{"by": "client", "weights": {"billing": 3}}]))]
+    pub(crate) share: Option<QuotaShare>,
     /// The parts of a request that select its partition; each partition has the limits for itself. A part is
     /// `header:NAME`, `query:NAME`, `host`, `path:N` (a segment of the decoded path, from 0), `client_ip`, `client` (with
     /// `clients`) or `json:PATH` (a value of the JSON body, such as `json:model`; see `body` of the route). A request in which a

@@ -10,6 +10,7 @@ mod limiter;
 mod overrides;
 mod paths;
 mod route;
+pub(crate) mod share;
 mod store;
 
 use std::time::Duration;

@@ -13,6 +13,7 @@ use super::limit::{limits, misfit};
 use super::overrides::overrides;
 use super::pause::pause;
 use super::place::{Given, all, key};
+use super::share::{By, share};
 use crate::config::model::{KeyPart, Leave, PATIENCE_HEADERS, Patience, PauseRule};
 use crate::config::problem::quoted;
 use crate::config::schema::forms::{Named, Text};
@@ -42,6 +43,8 @@ pub(super) struct Reading {
     pub(super) patience: Option<Patience>,
     /// Which responses of its upstream pause it; none if it is not paused.
     pub(super) pause_rules: Arc<[PauseRule]>,
+    /// What names the callers that share it.
+    pub(super) flow: Option<Arc<[By]>>,
 }
 
 /// Checks every limiter and returns the valid ones, in the order of the file. `clients` are the names of the clients, if there are any.
@@ -67,10 +70,13 @@ fn one(
     let group = group(check, &key!(limiter.group), name);
     let patience = patience(check, &key!(limiter.queue));
     let queue = queue(check, &key!(limiter.queue));
+    let of_share = (limits.as_deref(), queue.as_ref().and_then(Option::as_ref));
+    let share = share(check, limiter, of_share, clients.is_some());
     let pause = pause(check, &key!(limiter.pause));
     let guard = limits.as_ref().and_then(|limits| guard(check, limiter, limits));
     let overrides = overrides(check, limiter, (key.as_deref(), guard), clients);
     let (written, (pause, pause_rules)) = (limiter.value, pause?);
+    let (share, flow) = share?.unzip();
     let limiter = Limiter {
         name: LimiterName::parse(name)?,
         limits: limits?,
@@ -85,6 +91,7 @@ fn one(
         partitioned: partitioned?,
         guard: guard?,
         queue: queue?,
+        share,
         group: group?,
         on_store_failure: match written.on_store_failure {
             None | Some(schema::OnStoreFailure::Local) => OnStoreFailure::Local,
@@ -94,7 +101,8 @@ fn one(
         pause,
         follows_upstream: matches!(written.sync, Some(OffOr::On(schema::Sync::Headers))),
     };
-    Some((Arc::new(limiter.overridden(overrides?)), Reading { key: key?, patience: patience?, pause_rules }))
+    let reading = Reading { key: key?, patience: patience?, pause_rules, flow };
+    Some((Arc::new(limiter.overridden(overrides?)), reading))
 }
 
 /// Checks the number of partitions. The outer `None` is a problem, the inner one no key.

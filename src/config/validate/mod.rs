@@ -4,7 +4,7 @@
 //! - `check`: the report, and the judgements that many keys share. `pem`: those about certificates and keys.
 //! - `json`: places in JSON documents; `pattern`: regular expressions.
 //! - `warnings`: what is valid and hardly meant; `reach`: which matches an earlier one leaves to another.
-//! - One file for each section: `server`, `clients`, `store`, `limiter` with `limit`, `key`, `overrides` and `pause`, and `route` with `matches`,
+//! - One file for each section: `server`, `clients`, `store`, `limiter` with `limit`, `key`, `overrides`, `pause` and `share`, and `route` with `matches`,
 //!   `headers`, `body`, `cost`, `retry` and `upstream`.
 //!
 //! A section returns `None` once it has reported a problem, so nothing half-valid leaves this module. Knows the schema
@@ -30,6 +30,8 @@ mod reach;
 mod retry;
 mod route;
 mod server;
+mod share;
+mod sharing;
 mod store;
 mod upstream;
 mod warnings;
@@ -76,6 +78,7 @@ pub(crate) fn validate(
         errors: server.as_ref().map(|server| server.errors).unwrap_or_default(),
     };
     let routes = route::routes(&mut check, &key!(file.routes), &names);
+    sharing::check_routes(&mut check, &file, &limiters, &routes);
     if !check.report.is_empty() {
         return None;
     }

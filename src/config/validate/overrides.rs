@@ -193,6 +193,7 @@ fn read_as<'a>(part: &KeyPart, value: &'a str) -> Result<Cow<'a, str>, &'static 
         | KeyPart::Client
         | KeyPart::Json(_)
         | KeyPart::Captured(_)
-        | KeyPart::Mapped(..) => Ok(value.into()),
+        | KeyPart::Mapped(..)
+        | KeyPart::Route(_) => Ok(value.into()),
     }
 }

@@ -12,8 +12,9 @@ use super::limiter::Keyed;
 use super::matches::{matches, strip_prefix};
 use super::place::{At, Given, key};
 use super::retry::retry;
+use super::share::By;
 use super::upstream::upstream;
-use crate::config::model::{Errors, Patience, Route};
+use crate::config::model::{Errors, KeyPart, Patience, Route};
 use crate::config::problem::quoted;
 use crate::config::schema::{self, OffOr};
 use crate::limiter::model::limit::{Limiter, LimiterName, Scope};
@@ -105,6 +106,7 @@ fn one(check: &mut Check<'_>, route: &Given<'_, schema::Route>, names: &Names<'_
         limiters: keyed.collect(),
         pause_rules: limiters.iter().map(|(_, reading)| Arc::clone(&reading.pause_rules)).collect(),
         patience,
+        flow: flow(&written.name, &limiters),
         body_bytes_max,
         cost,
         settle: settle?,
@@ -116,6 +118,16 @@ fn one(check: &mut Check<'_>, route: &Given<'_, schema::Route>, names: &Names<'_
         breaker: breaker?,
         clients,
     })
+}
+
+/// Returns what names the callers that share the quota of a route's limiters.
+fn flow(route: &str, limiters: &[&Keyed]) -> Arc<[KeyPart]> {
+    let by = limiters.iter().find_map(|(_, reading)| reading.flow.as_ref());
+    let part = |by: &By| match by {
+        By::Part(part) => part.clone(),
+        By::Route => KeyPart::Route(route.into()),
+    };
+    by.into_iter().flat_map(|by| by.iter().map(part)).collect()
 }
 
 /// Checks the limiters of a route and returns those that exist and are valid.

@@ -35,10 +35,12 @@ pub fn deal(
         state.keep_places(call.generations.get(index).copied().unwrap_or_default(), now + lease);
     }
     let limiters = states.len().saturating_sub(asked.ceilings);
-    let terms = Terms { now, lease, replica: call.replica, ahead: asked.ahead, limiters };
+    let own_lead = call.lead.min(Micros(asked.ahead.0 / 2));
+    let terms = Terms { now, lease, replica: call.replica, ahead: asked.ahead, own_lead, limiters };
     line.forget(now, lease);
+    let first_moved = Micros(line.deal) + lease;
     line.hear(now, call.replica, asked);
-    drop_void(states, line);
+    drop_void(states, line, call.replica, first_moved);
     for spread in &mut line.spreads {
         spread.review_spread(now, || states.iter().flat_map(|(state, _)| state.rules()));
     }
@@ -56,7 +58,7 @@ pub fn deal(
     let new: Vec<Vec<u64>> = wants.map(|(key, want)| line.reconcile(now, asked.ahead, key, want)).collect();
     let next = Dealing::new(terms, states, line).run(states);
     let (mut line_answer, is_cut) = settle_new(terms, states, line, call, asked, (&keys, new));
-    line_answer.again = call_again(terms, line, if is_cut { Some(now) } else { next });
+    line_answer.again = call_again(terms, line, next, is_cut);
     line.generations = states.iter().map(|(state, _)| state.generation().number).collect();
     answer(terms, states, line, call, line_answer)
 }
@@ -93,14 +95,15 @@ fn answer(
 
 /// Returns when the caller shall call again, and notes it; zero if it has no tickets. `next` is when the line finds room next, if it was
 /// looked for; before that nothing can be dealt.
-fn call_again(terms: Terms, line: &mut Line, next: Option<Micros>) -> Micros {
+fn call_again(terms: Terms, line: &mut Line, next: Option<Micros>, is_cut: bool) -> Micros {
     let Terms { now, ahead, replica, .. } = terms;
     let waits = line.flows.iter().flat_map(|flow| &flow.runs).any(|run| run.key.replica == replica);
-    if !waits {
+    if !waits && !is_cut {
         return Micros::ZERO;
     }
     let soon = now + Micros(ahead.0 * 2 / AGAIN);
     let again = match next {
+        _ if is_cut => now,
         Some(next) if next <= now => now,
         Some(next) => soon.max(next - ahead),
         None => soon,
@@ -125,19 +128,25 @@ fn give_back(
     }
 }
 
-/// Takes back the slots that lie ready and that a change of the limits has voided: their requests have no slot then.
-fn drop_void(states: States<'_, '_>, line: &mut Line) {
+/// Takes back the caller's slots that lie ready and that a change of the limits has voided: their requests have no slot then.
+///
+/// Whether their replicas have heard of them only these know: who has not said so when it calls has not. The others give theirs back
+/// themselves. A change that was missed moved nothing before `first_moved`.
+fn drop_void(states: States<'_, '_>, line: &mut Line, replica: u64, first_moved: Micros) {
     let known = std::mem::take(&mut line.generations);
     let changed =
         states.iter().zip(&known).filter(|((state, _), known)| state.generation().number != **known);
     let void_from = changed.map(|((state, _), known)| {
         let generation = state.generation();
-        if generation.before == *known { generation.void_from } else { Micros::ZERO }
+        if generation.before == *known { generation.void_from } else { first_moved }
     });
-    let Some(void_from) = void_from.min() else { return };
-    let void: Vec<_> = line.slips.extract_if(.., |slip| slip.slot >= void_from).collect();
-    for slip in void {
-        give_back(states, |index| known[index], slip.slot, slip.count, &slip.key.costs);
+    if let Some(void_from) = void_from.min() {
+        let void = line.slips.iter_mut().filter(|slip| slip.void.is_empty() && slip.slot >= void_from);
+        void.for_each(|slip| slip.void.clone_from(&known));
+    }
+    let own = line.slips.extract_if(.., |slip| slip.key.replica == replica && !slip.void.is_empty());
+    for slip in own.collect::<Vec<_>>() {
+        give_back(states, |index| slip.void[index], slip.slot, slip.count, &slip.key.costs);
     }
 }
 

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::kind;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::share::Share;
-use crate::limiter::model::{Limiter, LimiterName, Partition};
+use crate::limiter::model::{Bound, Limiter, LimiterName, Partition};
 
 /// A limiter or one of its partitions: where its state is, and its rules.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -36,6 +37,23 @@ impl LimiterRef {
             rules: rules.into(),
             valid_until: valid_until.into_iter().flatten().min(),
         }
+    }
+
+    /// Returns the reference to what some classes together may use of a limiter, or of one of its partitions: that part of each limit, in
+    /// millionths and rounded down, in every interval of the limit's window. Even beside a leaky bucket: a spacing of its own would leave gaps
+    /// into which nobody fits.
+    pub fn ceiling(
+        limiter: &Limiter,
+        partition: Option<Partition>,
+        bound: &Bound,
+        now: Micros,
+    ) -> LimiterRef {
+        let limits = limiter.limits.iter().map(|limit| kind::ceiling(limit, bound.ppm));
+        let limiter = Limiter { limits: limits.collect(), ..limiter.clone() };
+        let whole = partition.map(|partition| partition.to_string());
+        let whole = std::iter::once(whole.as_deref().map(str::as_bytes));
+        let own = Partition::of(whole.chain([Some(bound.name.as_bytes())]));
+        LimiterRef::new(&limiter, Some(own), now)
     }
 
     /// Returns a replica's place among those that have a share of the limiter while the store is away; `None` if it has none.

@@ -87,6 +87,8 @@ pub(in crate::limiter::arithmetic) struct Slip {
     pub(in crate::limiter::arithmetic) deal: u64,
     pub(in crate::limiter::arithmetic) slot: Micros,
     pub(in crate::limiter::arithmetic) count: u64,
+    /// The generations under which it was dealt, if a change of the limits has voided it since; else empty.
+    pub(in crate::limiter::arithmetic) void: Vec<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -320,7 +322,7 @@ impl Line {
         self.spreads[class].used(count * key.price());
         match self.slips.last_mut() {
             Some(last) if last.slot == slot && last.deal == deal && last.key == *key => last.count += count,
-            _ => self.slips.push(Slip { key: key.clone(), class, deal, slot, count }),
+            _ => self.slips.push(Slip { key: key.clone(), class, deal, slot, count, void: Vec::new() }),
         }
     }
 

@@ -22,6 +22,8 @@ pub(in crate::limiter::arithmetic) struct Terms {
     pub(in crate::limiter::arithmetic) lease: Micros,
     pub(in crate::limiter::arithmetic) replica: u64,
     pub(in crate::limiter::arithmetic) ahead: Micros,
+    /// How far ahead of now the caller's own slots begin at least: its answer takes so long.
+    pub(in crate::limiter::arithmetic) own_lead: Micros,
     /// The number of limiters that are no ceilings.
     pub(in crate::limiter::arithmetic) limiters: usize,
 }
@@ -32,6 +34,9 @@ impl Terms {
     }
 
     pub(in crate::limiter::arithmetic) fn reach(self, line: &Line, replica: u64) -> Option<Micros> {
+        if replica == self.replica {
+            return Some(self.now + self.own_lead);
+        }
         let lead = LEAD_MAX.min(Micros(self.ahead.0 / 4));
         line.reach(replica, self.replica, self.now, (self.lease, lead))
     }

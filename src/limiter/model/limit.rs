@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use crate::limiter::model::calendar_windows::CalendarWindows;
 use crate::limiter::model::partition::{OwnBits, Partition};
+pub use crate::limiter::model::queue_limits::QueueLimits;
+use crate::limiter::model::quota_share::{Flow, QuotaShare};
 
 /// The highest `rate` and the highest cost: 10^9 permits.
 pub const RATE_MAX: u32 = 1_000_000_000;
@@ -151,15 +153,6 @@ pub enum OnStoreFailure {
     Allow,
 }
 
-/// The bounds of a queue, in each replica.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct QueueLimits {
-    /// The longest wait of a request.
-    pub timeout: Duration,
-    /// The most requests that wait at once.
-    pub max_waiting: u32,
-}
-
 /// The replicas that share a limiter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Scope {
@@ -259,6 +252,8 @@ pub struct Limiter {
     pub guard: Duration,
     /// The queue; `None`: over the limit, a request is refused at once.
     pub queue: Option<QueueLimits>,
+    /// How callers share the quota; `None`: first come, first served.
+    pub share: Option<QuotaShare>,
     /// The group, by which the limiter's keys share a Redis Cluster slot; limiters of one group can be taken together.
     pub group: Arc<str>,
     /// The policy while the store cannot be asked.
@@ -279,6 +274,7 @@ impl Limiter {
             mode: Mode::default(),
             partitioned: None,
             queue: None,
+            share: None,
             on_store_failure: OnStoreFailure::default(),
             pause: Some(PausePolicy::default()),
             follows_upstream: false,
@@ -325,6 +321,12 @@ impl Limiter {
     /// Returns the value of the key that has these limits, if they are an override.
     pub fn value(&self) -> Option<&Arc<str>> {
         self.partitioned.as_ref()?.value.as_ref()
+    }
+
+    /// Returns the longest wait of a request: that of its class, where callers share the quota.
+    pub fn wait_max(&self, flow: Flow) -> Duration {
+        let of_class = self.share.as_ref().map(|share| &share.class(flow).queue);
+        of_class.or(self.queue.as_ref()).map_or(Duration::ZERO, |queue| queue.timeout)
     }
 
     /// Returns whether the limiter only counts, and stands outside all-or-nothing.

@@ -15,6 +15,8 @@ pub mod line;
 pub mod outcome;
 pub mod partition;
 pub mod pause;
+pub mod queue_limits;
+pub mod quota_share;
 pub mod refusal;
 pub mod replica;
 pub mod upstream_report;
@@ -29,7 +31,7 @@ pub use grant_copy::{CopyExchange, GrantCopy};
 pub use heartbeat::{Heartbeat, HeartbeatAnswer, Member, Moved, Reported, Reports};
 pub use limit::{
     Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Overrides, Partitioned, PausePolicy,
-    Permits, QueueLimits, RATE_MAX, Scope,
+    Permits, RATE_MAX, Scope,
 };
 pub use line::{
     CLASSES_MAX, Dealt, FLOW_MIN, FLOWS_MAX, LineAnswer, LineCall, NotTaken, Unused, WEIGHT_MAX, Waiting,
@@ -38,6 +40,8 @@ pub use line::{
 pub use outcome::{Outcome, RetryDelay, Violated};
 pub use partition::Partition;
 pub use pause::{Cause, Lasting, PAUSE_MAX, PauseByHand, PauseRequest, PauseStretch, Reason};
+pub use queue_limits::QueueLimits;
+pub use quota_share::{Bound, Class, Flow, Member as ClassMember, QuotaShare};
 pub use refusal::Refusal;
 pub use replica::{Replica, replica_name};
 pub use upstream_report::{Remaining, ReportResult, UpstreamReport};

@@ -292,6 +292,15 @@ impl LimiterInstance {
         LimiterRef::new(&self.limiter(), self.partition, self.active.session.now())
     }
 
+    /// Returns the store's references to the ceilings of the classes that share it, as configured now, in the order of
+    /// [`QuotaShare::bounds`](crate::limiter::model::QuotaShare::bounds).
+    pub(in crate::limiter) fn ceilings(&self) -> Vec<LimiterRef> {
+        let limiter = self.limiter();
+        let Some(share) = &limiter.share else { return Vec::new() };
+        let now = self.active.session.now();
+        share.bounds().iter().map(|bound| LimiterRef::ceiling(&limiter, self.partition, bound, now)).collect()
+    }
+
     /// Counts one more queue of this limiter or partition.
     ///
     /// # Errors

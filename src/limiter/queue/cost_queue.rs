@@ -6,7 +6,8 @@
 use std::collections::VecDeque;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::queue::request::{Holder, RequestId};
+use crate::limiter::model::Permits;
+use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId};
 use crate::limiter::queue::slot::{Slot, Source};
 
 /// How long before its slot a request is notified that the slot approaches: time to open a connection with TLS to the other
@@ -42,6 +43,14 @@ pub(in crate::limiter) struct Waiter {
     /// When it is refused if it has no slot then.
     pub(in crate::limiter) ends: Moment,
     pub(in crate::limiter) stage: Stage,
+}
+
+impl Waiter {
+    /// Returns the request as one that has just come, but for when it came.
+    pub(in crate::limiter) fn into_arrival(self, cost: Permits) -> Arrival {
+        let Holder { arrived, deadline, flow, .. } = self.holder;
+        Arrival { asker: Asker::Request(self.request), cost, arrived, deadline, flow }
+    }
 }
 
 /// Requests of one cost, in order of arrival, and the slots for them, in order of time.
@@ -199,9 +208,41 @@ impl CostQueue {
         gone
     }
 
-    /// Removes the requests that have left. Returns how many there were.
-    pub(in crate::limiter) fn remove(&mut self, left: &[RequestId]) -> usize {
-        self.take_where(|_, waiter| left.contains(&waiter.request)).len()
+    /// Takes the requests out that have left.
+    pub(in crate::limiter) fn remove(&mut self, left: &[RequestId]) -> Vec<Waiter> {
+        self.take_where(|_, waiter| left.contains(&waiter.request))
+    }
+
+    /// Returns the requests without a slot, in order.
+    pub(in crate::limiter) fn without_slot(&self) -> impl Iterator<Item = &Waiter> {
+        self.waiters.iter().skip(self.slots.len())
+    }
+
+    /// Takes up to `count` of the last requests without a slot that had come by a moment.
+    pub(in crate::limiter) fn take_last_until(&mut self, until: Moment, count: usize) -> Vec<Waiter> {
+        let held = self.slots.len().min(self.waiters.len());
+        let came = self.waiters.iter().rposition(|waiter| waiter.holder.arrived <= until);
+        let end = came.map_or(0, |place| place + 1).max(held);
+        let gone: Vec<Waiter> = self.waiters.drain(end.saturating_sub(count).max(held)..end).collect();
+        self.approached = self.approached.min(self.waiters.len());
+        gone
+    }
+
+    /// Gives a place to the requests that had come by a moment and do not know yet that they have to wait. From then on they wait for
+    /// `slack` behind their deadline, and no more for the store.
+    pub(in crate::limiter) fn announce_until(
+        &mut self,
+        until: Moment,
+        slack: Micros,
+        mut announce: impl FnMut(RequestId),
+    ) {
+        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.holder.arrived <= until) {
+            if waiter.stage == Stage::Asking {
+                (waiter.stage, waiter.ends) = (Stage::Waiting, waiter.holder.deadline + slack);
+                self.first_end = Some(self.first_end.map_or(waiter.ends, |first| first.min(waiter.ends)));
+                announce(waiter.request);
+            }
+        }
     }
 
     /// Takes the slots that no request needs: the last ones.

@@ -87,17 +87,11 @@ impl Queue {
         self.instances[0].active.name.clone()
     }
 
-    /// Returns the longest wait that every limiter allows.
-    fn wait_max(&self) -> Duration {
-        let wait = |active: &ActiveLimiter| {
-            active.limiter().queue.as_ref().map_or(Duration::ZERO, |queue| queue.timeout)
-        };
-        self.active_limiters().map(wait).min().unwrap_or_default()
-    }
-
-    /// Returns how long a request may wait.
+    /// Returns how long a request may wait: as long as every limiter, or its class there, allows.
     fn wait_of(&self, demand: Demand) -> Micros {
-        Micros::from(self.wait_max().min(demand.wait_max.unwrap_or(Duration::MAX)))
+        let waits = self.active_limiters().map(|active| active.limiter().wait_max(demand.flow));
+        let wait_max = waits.min().unwrap_or_default();
+        Micros::from(wait_max.min(demand.wait_max.unwrap_or(Duration::MAX)))
     }
 
     /// Returns how many requests may wait.
@@ -138,7 +132,8 @@ impl Queue {
             self.wake.notify_one();
         }
         self.count_waited(Duration::ZERO);
-        let holder = Holder { arrived: now, deadline: now + self.wait_of(demand), late: 0 };
+        let holder =
+            Holder { arrived: now, deadline: now + self.wait_of(demand), late: 0, flow: demand.flow };
         Some(Permit::new(self.clone(), slot, clock, demand.cost, (holder, Duration::ZERO)))
     }
 
@@ -182,7 +177,8 @@ impl Queue {
             return refused(self.too_costly());
         }
         let arrived = self.now();
-        let arrival = Arrival { cost, arrived, deadline: arrived + self.wait_of(demand), asker };
+        let arrival =
+            Arrival { cost, arrived, deadline: arrived + self.wait_of(demand), asker, flow: demand.flow };
         let (sent, wakes) = {
             let mut inbox = self.inbox();
             if let Some(refusal) = inbox.refuse(&arrival) {

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use tokio::sync::oneshot;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Freed, Permits, Refusal};
+use crate::limiter::model::{Flow, Freed, Permits, Refusal};
 use crate::limiter::queue::pause::{Paused, in_pause};
 use crate::limiter::queue::permit::Returned;
 use crate::limiter::queue::prefetch::{Prefetch, PrefetchSnapshot};
@@ -36,6 +36,8 @@ pub(in crate::limiter) struct Arrival {
     pub(in crate::limiter) arrived: Moment,
     pub(in crate::limiter) deadline: Moment,
     pub(in crate::limiter) asker: Asker,
+    /// Who asks, where callers share the quota.
+    pub(in crate::limiter) flow: Flow,
 }
 
 /// The receiver of the answer to an arrival.

@@ -26,6 +26,7 @@ pub mod quota_left;
 pub(in crate::limiter) mod refusal_cache;
 pub(in crate::limiter) mod request;
 pub(in crate::limiter) mod shadow;
+pub(in crate::limiter) mod shared;
 pub(in crate::limiter) mod slot;
 pub mod ticket;
 pub mod upstream_report;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Permits, Refusal};
+use crate::limiter::model::{Flow, Permits, Refusal};
 use crate::limiter::queue::quota_left::QuotaLeft;
 use crate::limiter::queue::request::{Holder, LATE_MAX, RequestId, Unusable};
 use crate::limiter::queue::shadow::Shadows;
@@ -18,11 +18,11 @@ use crate::limiter::store::clock::StoreClock;
 /// A permit, or a part of one, on its way back to the queue's worker.
 pub(in crate::limiter) enum Returned {
     /// A permit that was not used.
-    Unused { slot: Slot, cost: Permits },
+    Unused { slot: Slot, cost: Permits, flow: Flow },
     /// A permit that must not be used now, with the request that waits for another, or for this one again.
     Exchanged(Exchange),
     /// A part of a used permit: the request has cost less than it had taken.
-    Refund { slot: Slot, cost: Permits },
+    Refund { slot: Slot, cost: Permits, flow: Flow },
 }
 
 /// A permit that must not be used now, with its request.
@@ -233,14 +233,14 @@ impl Permit {
         if let Some(shadows) = &self.shadows {
             shadows.charge(self.cost);
         }
-        let HeldSlot { queue, slot: hold, clock, cost, confirmed, .. } = self.held.as_mut()?;
+        let HeldSlot { queue, slot: hold, clock, cost, confirmed, holder, .. } = self.held.as_mut()?;
         let Hold::Slot(slot) = *hold else { return None };
         *hold = Hold::Settled;
         let sent = confirmed.unwrap_or_else(|| queue.now());
         queue.count_used(slot.source, *cost);
         queue.count_late(slot.lateness(clock, sent));
         queue.permit_in();
-        Some(Receipt { queue: queue.clone(), slot, cost: *cost, sent })
+        Some(Receipt { queue: queue.clone(), slot, cost: *cost, sent, flow: holder.flow })
     }
 
     /// Returns who has granted the permit; the store, where nothing was booked.
@@ -300,7 +300,7 @@ impl HeldSlot {
     fn set_aside(&mut self) {
         if let Hold::Slot(slot) = self.slot {
             self.slot = Hold::SetAside(slot);
-            self.queue.hand_back(Returned::Unused { slot, cost: self.cost });
+            self.queue.hand_back(Returned::Unused { slot, cost: self.cost, flow: self.holder.flow });
         }
     }
 
@@ -329,6 +329,7 @@ pub struct Receipt {
     pub(in crate::limiter) slot: Slot,
     pub(in crate::limiter) cost: Permits,
     pub(in crate::limiter) sent: Moment,
+    pub(in crate::limiter) flow: Flow,
 }
 
 impl Receipt {
@@ -356,6 +357,6 @@ impl Receipt {
             return Some(PermitReport::Signal(PendingReport::charge(cost - taken)));
         }
         let cost = Permits::new(taken - cost)?;
-        Some(PermitReport::Refund(Returned::Refund { slot: self.slot, cost }))
+        Some(PermitReport::Refund(Returned::Refund { slot: self.slot, cost, flow: self.flow }))
     }
 }

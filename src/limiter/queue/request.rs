@@ -1,7 +1,7 @@
 //! A request as the worker's core knows it: a number, a cost and some moments. The worker's shell knows who waits for its answer.
 
 use crate::clock::Moment;
-use crate::limiter::model::Permits;
+use crate::limiter::model::{Flow, Permits};
 
 /// How many of a request's slots may come too late and be replaced. A busy processor is late now and then; one that can never
 /// be on time is late this often in a row.
@@ -30,6 +30,8 @@ pub(in crate::limiter) struct Arrival {
     pub(in crate::limiter) arrived: Moment,
     /// The end of its wait.
     pub(in crate::limiter) deadline: Moment,
+    /// Who asks, where callers share the quota.
+    pub(in crate::limiter) flow: Flow,
 }
 
 /// The request that holds a permit.
@@ -39,6 +41,8 @@ pub(in crate::limiter) struct Holder {
     pub(in crate::limiter) deadline: Moment,
     /// The number of the request's slots that came too late.
     pub(in crate::limiter) late: u8,
+    /// Who asks, where callers share the quota.
+    pub(in crate::limiter) flow: Flow,
 }
 
 impl Arrival {

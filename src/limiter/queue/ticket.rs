@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::limiter::model::{Permits, Refusal};
+use crate::limiter::model::{Flow, Permits, Refusal};
 use crate::limiter::queue::permit::{OriginQueue, Permit};
 use crate::limiter::queue::request::RequestId;
 use crate::limiter::queue::shadow::Shadows;
@@ -17,6 +17,15 @@ pub struct Demand {
     pub cost: Permits,
     /// The longest wait that the request asked for; the limiter's applies if it is shorter, or if this is `None`.
     pub wait_max: Option<Duration>,
+    /// Who asks, where callers share the quota.
+    pub flow: Flow,
+}
+
+impl Demand {
+    /// Returns the demand of a request that costs so much, and waits as long as the limiter allows.
+    pub fn of(cost: Permits) -> Demand {
+        Demand { cost, wait_max: None, flow: Flow::default() }
+    }
 }
 
 /// A request that was let in.

@@ -6,7 +6,20 @@ use crate::limiter::arithmetic::rule::{Rule, finest_cell, is_one};
 use crate::limiter::arithmetic::timeline::Timeline;
 use crate::limiter::model::{Answer, Call, Outcome};
 
-/// Returns the instant and the permits of everything that a call has booked: rescheduled slots first, then new requests.
+/// Returns the instant and the permits of everything that a call has booked at one of its limiters: rescheduled slots first, then new
+/// requests, then what a line has dealt.
+pub(in crate::limiter) fn granted_of(
+    call: &Call,
+    answer: &Answer,
+    limiter: usize,
+) -> impl Iterator<Item = (Micros, u64)> {
+    let dealt = answer.line.iter().flat_map(|line| &line.dealt);
+    let dealt = dealt
+        .map(move |dealt| (dealt.slot, dealt.count * dealt.costs.get(limiter).copied().unwrap_or_default()));
+    granted(call, answer).chain(dealt.filter(|(_, permits)| *permits > 0))
+}
+
+/// Returns the instant and the permits of everything that a call has booked without a line.
 pub(in crate::limiter) fn granted(call: &Call, answer: &Answer) -> impl Iterator<Item = (Micros, u64)> {
     let reschedule = call.reschedule.iter().map(|holding| (holding.count, holding.cost));
     let rescheduled = pair(reschedule, answer.rescheduled.iter().copied());

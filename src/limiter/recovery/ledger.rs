@@ -17,7 +17,7 @@ use crate::limiter::arithmetic::timeline::Timeline;
 use crate::limiter::model::{
     Answer, Call, Holding, Limiter, LimiterName, NO_GENERATION, Partition, Reset, Step,
 };
-use crate::limiter::recovery::grants::{charge, granted, window};
+use crate::limiter::recovery::grants::{charge, granted_of, window};
 use crate::limiter::recovery::offline_grants::{OfflineGrants, OfflineRecord, OwnPart};
 use crate::limiter::store::expiry::Expiring;
 
@@ -76,26 +76,38 @@ pub(in crate::limiter) enum Unreported {
 impl Ledger {
     /// Records the bookings and the returns of an answered call.
     pub(in crate::limiter) fn record(&mut self, limiter_refs: &[LimiterRef], call: &Call, answer: &Answer) {
-        let is_nothing =
-            call.give_back.is_empty() && answer.rescheduled.is_empty() && answer.outcomes.is_empty();
+        let is_line = call.line.as_ref().is_some_and(|line| !line.unused.is_empty())
+            || answer.line.as_ref().is_some_and(|line| !line.dealt.is_empty());
+        let is_nothing = call.give_back.is_empty()
+            && answer.rescheduled.is_empty()
+            && answer.outcomes.is_empty()
+            && !is_line;
         if is_nothing {
             return;
         }
-        let charged: Vec<(Micros, u64)> = granted(call, answer).collect();
+        let unused = call.line.iter().flat_map(|line| &line.unused);
         self.changes += 1;
         self.pages.sweep(answer.now, Page::expires);
         for (index, limiter_ref) in limiter_refs.iter().enumerate() {
             let key = key(limiter_ref);
+            let charged: Vec<(Micros, u64)> = granted_of(call, answer, index).collect();
             let Some(mut page) = take(&mut self.pages, &key) else {
                 self.miss(limiter_ref, charged.iter().map(|(at, _)| *at).max());
                 continue;
             };
             page.follow(limiter_ref);
             let is_left_alone = call.generations.get(index) == Some(&NO_GENERATION);
+            let of_line: Vec<Holding> = unused
+                .clone()
+                .filter_map(|unused| {
+                    let cost = *unused.costs.get(index).filter(|cost| **cost > 0)?;
+                    Some(Holding { slot: unused.slot, cost, count: unused.count })
+                })
+                .collect();
             let gone: &[&[Holding]] = match answer.rescheduled.is_empty() {
                 _ if is_left_alone => &[],
-                true => &[&call.give_back],
-                false => &[&call.give_back, &call.reschedule],
+                true => &[&call.give_back, &of_line],
+                false => &[&call.give_back, &call.reschedule, &of_line],
             };
             page.record(gone, &charged, answer.now);
             let expires = page.expires();

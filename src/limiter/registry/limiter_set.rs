@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
-use crate::limiter::model::{Limiter, LimiterName, Partition, Refusal};
+use crate::limiter::model::{Flow, Limiter, LimiterName, Partition, Refusal};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::guard::QueueGuard;
 use crate::limiter::queue::handle::Queue;
@@ -147,12 +147,9 @@ impl LimiterSet {
         }
     }
 
-    /// Returns the longest wait of a request that names none.
-    pub fn wait_max(&self) -> Duration {
-        let waits =
-            self.inner.limiters.iter().map(|(active, _)| {
-                active.limiter().queue.as_ref().map_or(Duration::ZERO, |queue| queue.timeout)
-            });
+    /// Returns the longest wait of a request of a flow that names none.
+    pub fn wait_max(&self, flow: Flow) -> Duration {
+        let waits = self.inner.limiters.iter().map(|(active, _)| active.limiter().wait_max(flow));
         waits.min().unwrap_or_default()
     }
 

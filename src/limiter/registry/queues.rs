@@ -254,7 +254,7 @@ impl Queues {
 
 impl ShadowQueues for Queues {
     fn charge_shadow(self: Arc<Queues>, instance: &LimiterInstance, cost: Permits) {
-        let demand = Demand { cost, wait_max: None };
+        let demand = Demand::of(cost);
         loop {
             match self.find(slice::from_ref(instance)) {
                 // A queue that has ended is looked for again; a refusal has been counted.

@@ -38,7 +38,7 @@ fn limiters(limiter: &Arc<Limiter>, delay: Duration) -> (Limiters, LimiterSet, A
 }
 
 async fn enter(limiter_set: &LimiterSet, cost: u64) -> Result<Entered, Refusal> {
-    limiter_set.enter(&[], Demand { cost: Permits::new(cost).unwrap(), wait_max: None }).await
+    limiter_set.enter(&[], Demand::of(Permits::new(cost).unwrap())).await
 }
 
 async fn granted(limiter_set: &LimiterSet) -> Permit {

@@ -81,7 +81,7 @@ pub(in crate::limiter) async fn enter(
     set: &LimiterSet,
     partitions: &[Option<Partition>],
 ) -> Result<Entered, Refusal> {
-    set.enter(partitions, Demand { cost: Permits::ONE, wait_max: None }).await
+    set.enter(partitions, Demand::of(Permits::ONE)).await
 }
 
 pub(in crate::limiter) async fn granted(set: &LimiterSet, partitions: &[Option<Partition>]) -> Permit {

@@ -54,7 +54,7 @@ pub(in crate::limiter) fn limiter_set(limiters: &Limiters, names: &[&str]) -> Li
 }
 
 async fn enter(limiter_set: &LimiterSet) -> Result<Entered, Refusal> {
-    limiter_set.enter(&[], Demand { cost: Permits::ONE, wait_max: None }).await
+    limiter_set.enter(&[], Demand::of(Permits::ONE)).await
 }
 
 async fn granted(limiter_set: &LimiterSet) -> Permit {
@@ -340,7 +340,7 @@ async fn a_cost_above_a_share_is_refused_while_the_store_is_away() {
     limiters.apply(&[limiter(10, SECOND, 5 * SECOND)]);
     let limiter_set = limiter_set(&limiters, &["api"]);
     let ask = |cost| {
-        let demand = Demand { cost: Permits::new(cost).unwrap(), wait_max: None };
+        let demand = Demand::of(Permits::new(cost).unwrap());
         limiter_set.enter(&[], demand)
     };
     // Three replicas that each let five pass would send fifteen.

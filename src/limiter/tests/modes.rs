@@ -79,7 +79,7 @@ async fn a_set_of_shadows_grants_everything_at_once() {
     }
     // One partition more than there may be.
     granted(&set, &[of(2)]).await.commit();
-    let demand = Demand { cost: Permits::new(50).unwrap(), wait_max: None };
+    let demand = Demand::of(Permits::new(50).unwrap());
     let Ok(Entered::Granted(costly)) = set.enter(&[of(1)], demand).await else { panic!() };
     costly.commit();
     assert_eq!(start.elapsed(), Duration::ZERO, "the store takes a second to answer");
@@ -202,7 +202,7 @@ async fn the_smallest_of_every_bound_holds() {
     drop(first);
     let never = limiter_set(&fleet.limiters, &["patient", "never"]);
     assert!(matches!(enter(&never, &[]).await, Err(Refusal::RateLimited { .. })));
-    let demand = Demand { cost: Permits::new(2).unwrap(), wait_max: None };
+    let demand = Demand::of(Permits::new(2).unwrap());
     assert!(matches!(waiting.enter(&[], demand).await, Err(Refusal::CostExceedsLimit { .. })));
 }
 

@@ -32,7 +32,7 @@ fn replica(limiter: &Arc<Limiter>, clock: Clock, store: &Arc<LatentStore>) -> (L
 
 /// Returns when a request was let through; `None` if it was refused.
 async fn pass(limiter_set: LimiterSet) -> Option<Instant> {
-    let mut permit = match limiter_set.enter(&[], Demand { cost: Permits::ONE, wait_max: None }).await.ok()? {
+    let mut permit = match limiter_set.enter(&[], Demand::of(Permits::ONE)).await.ok()? {
         Entered::Granted(permit) => permit,
         Entered::Waiting(ticket) => ticket.turn().await.ok()?,
     };

@@ -44,7 +44,7 @@ pub(crate) async fn admit(
             versions::compact(head);
             record.wait.begin();
             let early = client.early.begin(plan.body_bytes);
-            let wait_max = limiter_set.wait_max().min(demand.wait_max.unwrap_or(Duration::MAX));
+            let wait_max = limiter_set.wait_max(demand.flow).min(demand.wait_max.unwrap_or(Duration::MAX));
             let deadline = Instant::now() + wait_max;
             let waiting = pin!(wait(plan, limiter_set, (ticket, deadline), early.as_ref()));
             let waited = traced(record, Part::Wait, while_waiting(client, early.as_ref(), waiting)).await;

@@ -103,8 +103,9 @@ impl Plan {
         let patience = ClientPatience::of(headers, flags, &route.rule.patience, answer_time)?;
         let wait_max = patience.as_ref().map(|patience| patience.wait(answer_time));
         let body = body.up_to(route.rule.body_bytes_max);
-        let demand = Demand { cost: request_head::cost(read, body, &route.rule.cost)?, wait_max };
         let facts = Facts { headers: read, uri, host, address, client: caller.name.as_deref(), body };
+        let cost = request_head::cost(read, body, &route.rule.cost)?;
+        let demand = Demand { cost, wait_max, flow: facts.flow(&route.rule.flow)? };
         notes.keys(facts, &route.rule);
         let partitions = facts.partitions(&route.rule.limiters)?;
         // HTTP/2 cannot switch protocols, so the request goes on without the wish, as RFC 9110 (7.8) allows.
@@ -131,7 +132,8 @@ impl Plan {
 
     /// Returns the longest wait for permits that is left after `waited`.
     pub(crate) fn wait_left(&self, waited: Duration) -> Duration {
-        let wait_max = self.route.limiter_set.as_ref().map_or(Duration::ZERO, |set| set.wait_max());
+        let wait_max =
+            self.route.limiter_set.as_ref().map_or(Duration::ZERO, |set| set.wait_max(self.demand.flow));
         wait_max.min(self.demand.wait_max.unwrap_or(Duration::MAX)).saturating_sub(waited)
     }
 
@@ -143,7 +145,7 @@ impl Plan {
     /// Describes the wait if the client's patience bounds it, for a refusal.
     pub(crate) fn wait_told(&self) -> Option<String> {
         let (patience, set) = (self.patience.as_ref()?, self.route.limiter_set.as_ref()?);
-        let is_shorter = self.demand.wait_max.is_some_and(|wait| wait < set.wait_max());
+        let is_shorter = self.demand.wait_max.is_some_and(|wait| wait < set.wait_max(self.demand.flow));
         is_shorter.then(|| patience.describe(self.demand.wait_max.unwrap_or_default()))
     }
 

@@ -11,7 +11,7 @@ use http::Uri;
 
 use crate::config::model::{KeyPart, network};
 use crate::limiter::Partition;
-use crate::limiter::model::LimiterName;
+use crate::limiter::model::{Flow, LimiterName};
 use crate::proxy::error::ProxyError;
 use crate::proxy::messages::body_facts::Body;
 use crate::proxy::messages::end_to_end::EndToEnd;
@@ -48,6 +48,18 @@ impl Facts<'_> {
         }
         let keys = limiters.iter().map(|(_, key)| key);
         keys.map(|key| (!key.is_empty()).then(|| self.partition(key)).transpose()).collect()
+    }
+
+    /// Returns the flow that the request belongs to, where callers share the quota.
+    ///
+    /// # Errors
+    /// If a part of what names it can be read in more than one way.
+    pub(crate) fn flow(self, by: &[KeyPart]) -> Result<Flow, ProxyError> {
+        if by.is_empty() {
+            return Ok(Flow::default());
+        }
+        let values = by.iter().map(|part| self.value(part)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Flow::of(&values.iter().map(Option::as_deref).collect::<Vec<_>>()))
     }
 
     /// Returns the values of a limiter's key as texts, `None` for one that the request does not have. Credentials are hidden.
@@ -100,6 +112,7 @@ impl Facts<'_> {
                 Err(_) => value,
             }),
             KeyPart::Json(path) => self.body.vital(path)?.map(|value| Cow::Borrowed(value.as_bytes())),
+            KeyPart::Route(name) => Some(Cow::Owned(name.as_bytes().to_vec())),
         })
     }
 }

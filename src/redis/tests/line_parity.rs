@@ -43,6 +43,7 @@ struct Asking {
     is_heard: bool,
     begins: bool,
     refusal_budget: u64,
+    lead: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -75,8 +76,9 @@ fn asking(flows: u64) -> impl Strategy<Value = Asking> {
         prop::bool::weighted(0.8),
         prop::bool::weighted(0.03),
         prop_oneof![Just(0), 0..500_u64],
+        prop_oneof![3 => Just(0), 1 => 1..300_000_u64],
     )
-        .prop_map(|(replica, wants, unused, places, is_heard, begins, refusal_budget)| Asking {
+        .prop_map(|(replica, wants, unused, places, is_heard, begins, refusal_budget, lead)| Asking {
             replica,
             wants,
             unused,
@@ -84,6 +86,7 @@ fn asking(flows: u64) -> impl Strategy<Value = Asking> {
             is_heard,
             begins,
             refusal_budget,
+            lead,
         })
 }
 
@@ -243,6 +246,7 @@ impl Model {
             replica: asking.replica,
             generations: replica.generations.clone(),
             refusal_budget: asking.refusal_budget,
+            lead: Micros(asking.lead),
             line: Some(Box::new(line)),
             ..Call::default()
         }

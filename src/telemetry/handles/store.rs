@@ -12,6 +12,8 @@ use crate::telemetry::metrics::Families;
 pub enum StoreOp {
     /// Books slots.
     Reserve,
+    /// Deals slots of a line.
+    Deal,
     /// Reads a limiter's state.
     Inspect,
     /// Probes whether the store answers.
@@ -39,8 +41,8 @@ pub enum StoreOp {
 impl StoreOp {
     /// The values of the label `op`, in the order of the variants.
     #[rustfmt::skip]
-    const NAMES: [&str; 12] = [
-        "reserve", "inspect", "ping", "heartbeat", "write_back", "register_replica", "reset", "report_upstream", "pause",
+    const NAMES: [&str; 13] = [
+        "reserve", "deal", "inspect", "ping", "heartbeat", "write_back", "register_replica", "reset", "report_upstream", "pause",
         "hand_over", "usage", "figures",
     ];
 }

@@ -69,6 +69,8 @@ pub(crate) struct LimiterModel {
     /// False for limiters whose room depends on more than what is sent: external usage, costs that are settled upwards.
     /// They are not judged for [`What::Unused`](super::What), `NotBack` and `RefusedWithRoom`.
     pub(crate) judges_room: bool,
+    /// True if callers share it: who came first does not go first.
+    pub(crate) is_shared: bool,
 }
 
 impl LimiterModel {

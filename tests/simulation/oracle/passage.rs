@@ -91,6 +91,9 @@ impl Oracle {
         };
         let limiters = request.takes.iter().filter_map(|(key, _)| self.limiters.get(key.state.limiter));
         let is_calm = |limiter: &limiters::Limiter| {
+            if limiter.model.is_shared {
+                return false;
+            }
             let from = arrived.saturating_sub(limiter.window() + demand::BACK);
             limiter.is_unpaused_since(from) && self.faults.calm_since().is_some_and(|calm| calm <= from)
         };

@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use weir::limiter::model::LimiterName;
-use weir::limiter::model::Permits;
+use weir::limiter::model::{Flow, LimiterName, Permits};
 use weir::limiter::{AskedPause, Partition, UpstreamSignal, Window};
 
 use super::{Event, Phase, World};
@@ -104,6 +103,7 @@ impl World {
             route,
             partitions,
             cost: permits,
+            flow: Flow::of(&[Some([&b"a"[..], b"b", b"c"][usize::try_from(id % 3).unwrap_or_default()])]),
             wait_max: wait_max.map(Duration::from_micros),
             patience: patience.map(Duration::from_micros),
             connecting: self.connecting(place),

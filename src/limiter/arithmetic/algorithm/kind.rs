@@ -2,6 +2,7 @@
 //!
 //! Nothing outside this room asks which algorithm a limit or a rule has.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::clock::Micros;
@@ -28,6 +29,18 @@ pub enum Kind {
     FixedWindow(FixedWindow),
     /// A leaky bucket that is slow when it is cold.
     WarmUp(WarmUp),
+}
+
+/// The instants kept apart in the window of a ceiling.
+const CEILING_PRECISION: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
+
+/// Returns the part of a limit, in millionths and rounded down to a permit at least, that some callers together may use in every interval of
+/// its window.
+pub fn ceiling(limit: &Limit, ppm: u32) -> Limit {
+    let rate = u128::from(limit.rate.get()) * u128::from(ppm) / 1_000_000;
+    let rate = u64::try_from(rate).ok().and_then(Permits::new).unwrap_or(Permits::ONE);
+    let algorithm = limit::Algorithm::SlidingWindow { precision: CEILING_PRECISION };
+    Limit { rate, algorithm, ..limit.clone() }
 }
 
 /// The bookings that a rule was shown, as its algorithm keeps them.

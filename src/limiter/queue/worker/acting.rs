@@ -76,7 +76,7 @@ impl Worker {
             self.queue.count_cancelled(cost);
         }
         let Some(receiver) = receiver.filter(|receiver| !receiver.has_left()) else {
-            return self.events.push(Event::Returned(slot, cost, Back::Unused));
+            return self.events.push(Event::Returned(slot, cost, Back::Unused(holder.flow)));
         };
         let waited = match receiver {
             Receiver::Asking(_) => Duration::ZERO,
@@ -89,7 +89,7 @@ impl Worker {
 
     /// Gives a request a ticket.
     fn wait(&mut self, request: RequestId) {
-        let Some(receiver) = self.requests.get_mut(request) else { return };
+        let Some(receiver @ Receiver::Asking(_)) = self.requests.get_mut(request) else { return };
         let (approach, approaching) = oneshot::channel();
         let (turn, turned) = oneshot::channel();
         let waiting = Receiver::Waiting { approach: Some(approach), turn };

@@ -10,8 +10,8 @@ use super::hearing::Hearing;
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{Answer, Call};
-use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::handle::Queue;
+use crate::limiter::queue::shared;
 use crate::limiter::store::Failure;
 
 /// How often a queue logs the same error of the store.
@@ -72,14 +72,14 @@ pub(super) async fn answered(under_way: &mut Option<CallInFlight>) -> CallResult
 
 impl Calling {
     pub(super) fn new(queue: &Queue) -> Calling {
-        let limiter_refs = queue.instances.iter().map(LimiterInstance::limiter_ref).collect();
+        let limiter_refs = shared::limiter_refs(&queue.instances);
         let late = FuturesUnordered::new();
         Calling { limiter_refs, under_way: None, hearing: Hearing::default(), late, warned: None }
     }
 
     /// Takes on the limits as configured now.
     pub(super) fn make_limiter_refs(&mut self, queue: &Queue) {
-        self.limiter_refs = queue.instances.iter().map(LimiterInstance::limiter_ref).collect();
+        self.limiter_refs = shared::limiter_refs(&queue.instances);
     }
 
     /// Returns whether calendar windows have gone on.

@@ -9,7 +9,7 @@ use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::share::Share;
 use crate::limiter::model::{Answer, Call, Holding, OnStoreFailure, Outcome, RetryDelay, Run};
 use crate::limiter::recovery::fallback::Fallback;
-use crate::limiter::recovery::grants::booked;
+use crate::limiter::recovery::grants::{booked, granted_of};
 use crate::limiter::recovery::offline_grants::OwnPart;
 
 /// The most limiters and partitions whose usage is kept for an outage after their queues have ended: some 30 MB. Further ones
@@ -121,9 +121,14 @@ impl Worker {
         let fits = |run: &Run| run.cost <= cost_max;
         call.replaced = call.runs.iter().take(call.replaced).filter(|run| fits(run)).count();
         call.runs.retain(fits);
+        for want in call.line.iter_mut().flat_map(|line| &mut line.wants) {
+            if want.costs.iter().any(|cost| *cost > cost_max) || cost_max == 0 {
+                want.waiting.clear();
+            }
+        }
         let parts = self.own_parts();
         let answer = self.ask_fallback(call.clone(), &refs.unwrap_or_default());
-        let granted: Vec<_> = booked(&call, &answer).collect();
+        let granted: Vec<_> = granted_of(&call, &answer, 0).collect();
         self.session.ledger().record_offline(answer.now, &parts, &granted);
         self.events.push(Event::AnsweredLocally(Box::new(LocalAnswer { answer, cost_max })));
     }
@@ -139,7 +144,7 @@ impl Worker {
     /// and a limit that is overdrawn would stay closed long after the outage.
     pub(super) fn record_unlimited(&self, permits: u64) {
         let Fallback { store, replica, .. } = &*self.fallback;
-        let refs = &self.calling.limiter_refs;
+        let refs = &self.calling.limiter_refs[..self.queue.instances.len()];
         let parts = self.own_parts();
         let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: permits }];
         let generations = vec![0; refs.len()];
@@ -181,7 +186,7 @@ impl Worker {
             let lacking = store.lacking_at(clock.now(), &share);
             OwnPart { whole: whole.clone(), share, lacking }
         };
-        self.calling.limiter_refs.iter().enumerate().map(part).collect()
+        self.calling.limiter_refs[..self.queue.instances.len()].iter().enumerate().map(part).collect()
     }
 
     /// Makes a call to this replica's memory, for its shares of the limiters that are enforced locally.
@@ -191,7 +196,9 @@ impl Worker {
         call.replica = *replica;
         call.generations = vec![0; limiter_refs.len()];
         let mut answer = store.reserve_now(limiter_refs, &call);
-        for (_, outcome) in &mut answer.outcomes {
+        let of_line = answer.line.iter_mut().flat_map(|line| &mut line.not_taken);
+        let outcomes = answer.outcomes.iter_mut().map(|(_, outcome)| outcome);
+        for outcome in outcomes.chain(of_line.map(|not_taken| &mut not_taken.outcome)) {
             if let Outcome::TooFar(RetryDelay { violated, .. }) | Outcome::Full(RetryDelay { violated, .. }) =
                 outcome
             {

@@ -136,7 +136,13 @@ impl Worker {
         if events.limits_changed || self.calling.has_expired(store_now) {
             self.calling.make_limiter_refs(&self.queue);
             let limits = limits(&self.queue, &self.session, &self.calling);
-            self.events.push(Event::Reconfigured(Box::new(limits)));
+            if self.core.is_other(&limits) {
+                self.calling.abandon();
+                self.queue.clear_prefetched();
+                self.core.replace(limits, now);
+            } else {
+                self.events.push(Event::Reconfigured(Box::new(limits)));
+            }
         }
         let link = self.own_fault.link(known.link, &self.session.terms, now);
         self.events.extend([Event::Linked(link), Event::Kept(holders > 0), Event::Paused(paused)]);
@@ -161,19 +167,19 @@ impl Worker {
 impl Requests {
     /// Takes in a request, and returns the event for the core.
     fn arrived(&mut self, arrival: inbox::Arrival) -> Event {
-        let inbox::Arrival { cost, arrived, deadline, asker } = arrival;
+        let inbox::Arrival { cost, arrived, deadline, asker, flow } = arrival;
         let asker = match asker {
             inbox::Asker::Request(entry) => Asker::Request(self.add(Receiver::Asking(entry))),
             inbox::Asker::Shadow => Asker::Shadow,
         };
-        Event::Arrived(Arrival { asker, cost, arrived, deadline })
+        Event::Arrived(Arrival { asker, cost, arrived, deadline, flow })
     }
 
     /// Takes in a permit that comes back, and returns the event for the core.
     fn returned(&mut self, returned: Returned) -> Event {
         match returned {
-            Returned::Unused { slot, cost } => Event::Returned(slot, cost, Back::Unused),
-            Returned::Refund { slot, cost } => Event::Returned(slot, cost, Back::Refund),
+            Returned::Unused { slot, cost, flow } => Event::Returned(slot, cost, Back::Unused(flow)),
+            Returned::Refund { slot, cost, flow } => Event::Returned(slot, cost, Back::Refund(flow)),
             Returned::Exchanged(Exchange { slot, cost, holder, why, turn }) => {
                 let request = self.add(Receiver::Waiting { approach: None, turn });
                 Event::Returned(slot, cost, Back::Exchanged(request, holder, why))

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use tokio::time::Duration;
 
 use super::calls::Calling;
-use super::core;
 use super::core::events::{Action, Event, Limits};
+use super::cores::Core;
 use super::reporter::Reporter;
 use super::requests::Requests;
 use super::siblings::Siblings;
 use crate::clock::{Micros, Moment};
 use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::permit::OriginQueue;
+use crate::limiter::queue::shared;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::own_fault::OwnFault;
 use crate::limiter::recovery::session::StoreSession;
@@ -23,7 +24,7 @@ pub(in crate::limiter) struct Worker {
     pub(super) siblings: Arc<dyn Siblings>,
     pub(super) fallback: Arc<Fallback>,
     pub(super) session: Arc<StoreSession>,
-    pub(super) core: core::Worker,
+    pub(super) core: Core,
     pub(super) requests: Requests,
     pub(super) calling: Calling,
     pub(super) own_fault: OwnFault,
@@ -60,7 +61,7 @@ impl Worker {
         let session = queue.instances[0].active.session.clone();
         let calling = Calling::new(&queue);
         let limits = limits(&queue, &session, &calling);
-        let core = core::Worker::new(limits, Micros::from(linger), session.moment());
+        let core = Core::new(limits, Micros::from(linger), session.moment());
         Worker {
             queue,
             siblings,
@@ -89,5 +90,6 @@ pub(super) fn limits(queue: &Queue, session: &StoreSession, calling: &Calling) -
         too_costly: queue.too_costly(),
         max_waiting: queue.max_waiting(),
         terms: session.terms,
+        shared: shared::shared(&queue.instances),
     }
 }

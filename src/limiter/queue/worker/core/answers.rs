@@ -270,10 +270,10 @@ impl Worker {
 
     /// Puts a booked request into its cost queue.
     pub(super) fn join(&mut self, arrival: Arrival, slot: Slot, out: &mut Vec<Action>) {
-        let Arrival { asker, cost, arrived, deadline } = arrival;
+        let Arrival { asker, cost, arrived, deadline, flow } = arrival;
         match asker {
             Asker::Request(request) => {
-                let holder = Holder { arrived, deadline, late: 0 };
+                let holder = Holder { arrived, deadline, late: 0, flow };
                 let ends = self.ends(arrived, deadline);
                 let cost_queue = self.cost_queues.entry(cost).or_default();
                 cost_queue.join(Waiter { request, holder, ends, stage: Stage::Asking });

@@ -2,16 +2,52 @@
 
 use std::collections::BTreeMap;
 
-use crate::clock::Moment;
+use crate::clock::{Micros, Moment};
 use crate::limiter::model::Holding;
 use crate::limiter::queue::cost_queue::CostQueue;
 use crate::limiter::queue::prefetch::Pace;
-use crate::limiter::queue::request::Asker;
+use crate::limiter::queue::request::{Arrival, Asker};
 
-use super::events::Action;
+use super::events::{Action, Remains};
 use super::{Arrivals, Phase, Worker};
 
 impl Worker {
+    /// Returns how long the worker stays when it has nothing to do.
+    pub(in crate::limiter::queue::worker) fn linger(&self) -> Micros {
+        self.stay.linger
+    }
+
+    /// Returns everything that waits or is held. Permits that were prefetched count as used.
+    pub(in crate::limiter::queue::worker) fn into_remains(self) -> Remains {
+        let Worker { cost_queues, arrivals, owed, calls, .. } = self;
+        let mut remains = Remains { unused: owed.give_back.into(), ..Remains::default() };
+        for (cost, mut cost_queue) in cost_queues {
+            for slot in cost_queue.take_stored(|_| true) {
+                let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
+                remains.unused.push((holding, owed.generations.clone()));
+            }
+            let waiters = cost_queue.take_waiters().into_iter();
+            remains.arrivals.extend(waiters.map(|waiter| waiter.into_arrival(cost)));
+        }
+        for (slot, cost) in owed.reschedule {
+            let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
+            remains.unused.push((holding, owed.reschedule_generations.clone()));
+        }
+        remains.arrivals.extend(calls.under_way.into_iter().flat_map(|sent| sent.arrivals));
+        remains.arrivals.extend(calls.local.into_iter().flat_map(|(_, arrivals)| arrivals));
+        remains.arrivals.extend(arrivals.list);
+        remains.arrivals.retain(Arrival::is_waited_for);
+        remains.arrivals.sort_by_key(|arrival| arrival.arrived);
+        remains
+    }
+
+    /// Takes over what another core leaves.
+    pub(in crate::limiter::queue::worker) fn take_over(&mut self, remains: Remains) {
+        remains.arrivals.iter().for_each(|arrival| self.expect_end(arrival));
+        self.arrivals.list.extend(remains.arrivals);
+        self.owed.give_back.extend(remains.unused);
+    }
+
     /// Refuses all requests, and gives every slot back.
     pub(super) fn close(&mut self, out: &mut Vec<Action>) {
         self.stay.phase = Phase::Closing;

@@ -2,11 +2,14 @@
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::{Answer, Call, Freed, Generations, Holding, OnStoreFailure, Permits, Refusal};
+use crate::limiter::model::{
+    Answer, Call, Flow, Freed, Generations, Holding, OnStoreFailure, Permits, Refusal,
+};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 use crate::limiter::queue::refusal_cache::RefusalCache;
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId, Unusable};
+use crate::limiter::queue::shared::Shared;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::{Link, Terms};
 use crate::limiter::store::clock::StoreClock;
@@ -27,6 +30,17 @@ pub(in crate::limiter) struct Limits {
     /// How many requests may wait.
     pub(in crate::limiter) max_waiting: u32,
     pub(in crate::limiter) terms: Terms,
+    /// How callers share the quota; `None`: first come, first served.
+    pub(in crate::limiter) shared: Option<Shared>,
+}
+
+/// What a core leaves to another one that takes its place.
+#[derive(Default)]
+pub(in crate::limiter) struct Remains {
+    /// The requests that wait, in order.
+    pub(in crate::limiter) arrivals: Vec<Arrival>,
+    /// The slots that were held, with the generations of the limiters under which they were booked.
+    pub(in crate::limiter) unused: Vec<(Holding, Generations)>,
 }
 
 /// What surrounds a worker at an event.
@@ -56,10 +70,10 @@ impl Around {
 /// A permit on its way back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::limiter) enum Back {
-    /// A permit that was not used.
-    Unused,
+    /// A permit that was not used, of a request of this flow.
+    Unused(Flow),
     /// A part of a used permit: its request has cost less.
-    Refund,
+    Refund(Flow),
     /// A permit that must not be used now, and its request.
     Exchanged(RequestId, Holder, Unusable),
 }

@@ -264,7 +264,8 @@ impl Worker {
         match event {
             Event::Arrived(arrival) => self.arrive(arrival, around.now, out),
             Event::Left(left) => {
-                let gone = self.cost_queues.iter_mut().map(|(cost, queue)| (*cost, queue.remove(&left)));
+                let gone =
+                    self.cost_queues.iter_mut().map(|(cost, queue)| (*cost, queue.remove(&left).len()));
                 let gone = gone.filter(|(_, count)| *count > 0);
                 out.extend(gone.map(|(cost, count)| Action::CountCancelled(cost, count)));
             }

@@ -30,7 +30,7 @@ impl Worker {
             Back::Exchanged(request, holder, why) => {
                 self.rejoin(slot, cost, (request, holder, why), now, out);
             }
-            Back::Unused => {
+            Back::Unused(_) => {
                 let is_late = slot.is_late(&around.clock_of(slot.source), now, self.limits.guard);
                 let is_good = !is_late && self.is_usable(&slot, now) && !self.is_in_pause(slot.due);
                 match self.cost_queues.get_mut(&cost) {
@@ -38,7 +38,7 @@ impl Worker {
                     _ => self.give_back(slot, cost, out),
                 }
             }
-            Back::Refund => self.give_back(slot, cost, out),
+            Back::Refund(_) => self.give_back(slot, cost, out),
         }
     }
 

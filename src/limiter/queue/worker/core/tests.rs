@@ -15,7 +15,7 @@ use super::Worker;
 use super::events::{Action, Around, Back, Event, Limits, LocalAnswer};
 use crate::clock::{Clock, Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::{Answer, Call, Epoch, Limiter, OnStoreFailure, Outcome, Permits, Refusal};
+use crate::limiter::model::{Answer, Call, Epoch, Flow, Limiter, OnStoreFailure, Outcome, Permits, Refusal};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId, Unusable};
@@ -48,6 +48,7 @@ fn limits(rate: u64, wait_seconds: u32, policy: OnStoreFailure) -> Limits {
         too_costly: Refusal::CostExceedsLimit { limiter: limiter.name.clone(), cost_max: Permits::ONE },
         max_waiting: 1000,
         terms: Terms::new(Micros::from_millis(500), Micros::from_millis(100)),
+        shared: None,
     }
 }
 
@@ -63,6 +64,7 @@ fn arrival(request: u32, now: Moment, wait_millis: u64) -> Event {
         cost: Permits::ONE,
         arrived: now,
         deadline,
+        flow: Flow::default(),
     })
 }
 
@@ -343,7 +345,11 @@ impl World {
             21..=30 if !self.granted.is_empty() => {
                 let (slot, cost, holder) = self.granted.swap_remove(0);
                 let request = self.request();
-                let backs = [Back::Unused, Back::Refund, Back::Exchanged(request, holder, Unusable::Late)];
+                let backs = [
+                    Back::Unused(holder.flow),
+                    Back::Refund(holder.flow),
+                    Back::Exchanged(request, holder, Unusable::Late),
+                ];
                 let back = backs[usize::try_from(self.draw(3)).unwrap()];
                 events.push(Event::Returned(slot, cost, back));
             }

@@ -6,7 +6,7 @@ use super::{
     locally_booked, refusal, shown,
 };
 use crate::clock::Micros;
-use crate::limiter::model::{Call, Permits};
+use crate::limiter::model::{Call, Flow, Permits};
 use crate::limiter::queue::cost_queue::DEADLINE_SLACK;
 use crate::limiter::queue::request::{Asker, Holder};
 use crate::limiter::queue::slot::{Slot, Source};
@@ -132,7 +132,7 @@ fn a_request_that_comes_back_displaces_the_last_that_came() {
     let actions = core.on(after(2), vec![booked(after(2), &[shown(after(1000))])]);
     assert!(actions.contains(&Action::Wait(RequestId(1))), "{actions:?}");
     // The first one finds its slot too late.
-    let holder = Holder { arrived: START, deadline: after(5000), late: 1 };
+    let holder = Holder { arrived: START, deadline: after(5000), late: 1, flow: Flow::default() };
     let slot = Slot { at: shown(START), due: START, source: Source::Store(0) };
     let back = Back::Exchanged(RequestId(0), holder, Unusable::Late);
     let actions = core.on(after(50), vec![Event::Returned(slot, Permits::ONE, back)]);

@@ -1,0 +1,257 @@
+//! `limiters.NAME.share`: classes, weights, floors and ceilings; and whether the routes of a limiter can share it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderName;
+
+use super::check::{Check, DAY, MILLISECOND, NAME_EXPECTED};
+use super::place::{At, Given, all, key};
+use crate::config::model::KeyPart;
+use crate::config::problem::quoted;
+use crate::config::schema::share::{Class, ClassQueue, OneOrMore, QuotaShare as Written};
+use crate::config::schema::{self};
+use crate::config::units::{Share, show_share};
+use crate::limiter::model::limit::{Algorithm, Limit, LimiterName, QueueLimits};
+use crate::limiter::model::{CLASSES_MAX, Class as ValidClass, ClassMember, Flow, QuotaShare, WEIGHT_MAX};
+
+/// The most parts of `by`.
+const PARTS_MAX: usize = 4;
+/// The most callers with a class or a weight of their own.
+const MEMBERS_MAX: usize = 10_000;
+/// The name of the only class, where none is given.
+const ALL: &str = "all";
+/// The bounds and the default of `ahead`.
+const AHEAD_MIN: Duration = Duration::from_millis(50);
+const AHEAD_MAX: Duration = Duration::from_secs(1);
+const AHEAD: Duration = Duration::from_millis(250);
+
+/// A share, and what names its flows.
+pub(super) type Sharing = (QuotaShare, Arc<[By]>);
+
+/// What names a flow, but for the route, which has its own name.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum By {
+    /// A part of the request.
+    Part(KeyPart),
+    /// The name of its route.
+    Route,
+}
+
+/// Checks how callers share a limiter. The outer `None` is a problem, the inner one no share.
+pub(super) fn share(
+    check: &mut Check<'_>,
+    limiter: &Given<'_, schema::Limiter>,
+    (limits, queue): (Option<&[Limit]>, Option<&QueueLimits>),
+    has_clients: bool,
+) -> Option<Option<Sharing>> {
+    let Some(given) = key!(limiter.share).get() else { return Some(None) };
+    if matches!(limiter.value.mode, Some(schema::Mode::Shadow)) {
+        check.problem_of_key(
+            &given.at,
+            "not with `mode: shadow`: a limiter that only counts shares nothing out",
+        );
+        return None;
+    }
+    if !matches!(limiter.value.queue, Some(schema::OffOr::On(_))) {
+        check.problem_of_key(&given.at, "only with `queue`: those who wait go by their shares");
+        return None;
+    }
+    let by = by(check, &key!(given.by), has_clients);
+    let ahead = check.bounded(&key!(given.ahead), AHEAD, AHEAD_MIN..=AHEAD_MAX);
+    let classes = classes(check, &given, limits, queue);
+    let members = members(check, &given);
+    let share = QuotaShare { classes: classes?, members: Arc::new(members?), ahead: ahead? };
+    warn_of_spent_windows(check, &given.at, &share, limits?);
+    Some(Some((share, by?)))
+}
+
+fn by(check: &mut Check<'_>, given: &Given<'_, OneOrMore>, has_clients: bool) -> Option<Arc<[By]>> {
+    match given.value {
+        OneOrMore::One(part) => Some([one_by(check, part, &given.at, has_clients)?].into()),
+        OneOrMore::More(parts) => {
+            if !(1..=PARTS_MAX).contains(&parts.len()) {
+                return check
+                    .refuse(&given.at, format!("needs 1 to {PARTS_MAX} parts, such as header:x-team"));
+            }
+            let parts = Given::new(parts, given.at.clone());
+            let parts: Vec<By> =
+                all(parts.items().map(|part| one_by(check, part.value, &part.at, has_clients)))?;
+            let is_twice = parts.iter().enumerate().any(|(place, part)| parts[..place].contains(part));
+            if is_twice { check.refuse(&given.at, "names a part twice") } else { Some(parts.into()) }
+        }
+    }
+}
+
+fn one_by(check: &mut Check<'_>, part: &str, at: &At<'_>, has_clients: bool) -> Option<By> {
+    let read = match part.split_once(':') {
+        None if part == "route" => Some(By::Route),
+        None if part == "client" && !has_clients => {
+            let message = "`client` needs `clients` at the top of the file, which identify callers";
+            return check.refuse(at, message);
+        }
+        None if part == "client" => Some(By::Part(KeyPart::Client)),
+        Some(("header", name)) => HeaderName::try_from(name).ok().map(|name| By::Part(KeyPart::Header(name))),
+        Some(("query", name)) if !name.is_empty() => Some(By::Part(KeyPart::Query(name.into()))),
+        _ => None,
+    };
+    read.or_else(|| check.refuse(at, "expected client, header:NAME, query:NAME or route"))
+}
+
+fn classes(
+    check: &mut Check<'_>,
+    given: &Given<'_, Written>,
+    limits: Option<&[Limit]>,
+    queue: Option<&QueueLimits>,
+) -> Option<Arc<[ValidClass]>> {
+    let classes = key!(given.classes);
+    let Some(list) = classes.get() else {
+        let class = ValidClass { name: ALL.into(), floor_ppm: 0, ceiling_ppm: None, queue: *queue? };
+        return Some([class].into());
+    };
+    if !(1..=CLASSES_MAX).contains(&list.at.length()) {
+        return check.refuse(&list.at, format!("needs 1 to {CLASSES_MAX} classes"));
+    }
+    let last = list.at.length() - 1;
+    let mut valid: Vec<ValidClass> = Vec::new();
+    let mut is_sound = true;
+    for (place, class) in list.items().enumerate() {
+        if place < last && class.value.of.as_ref().is_none_or(Vec::is_empty) {
+            check.problem(
+                &class.at,
+                "nobody can be in it: name its callers in `of`; only the last class holds all others",
+            );
+            is_sound = false;
+        }
+        if valid.iter().any(|earlier| *earlier.name == *class.value.name) {
+            check.problem(&key!(class.name).at, "another class has this name");
+            is_sound = false;
+        }
+        match one_class(check, &class, limits, queue) {
+            Some(class) => valid.push(class),
+            None => is_sound = false,
+        }
+    }
+    let floors: u32 = valid.iter().map(|class| class.floor_ppm).sum();
+    if floors >= ppm(Share::WHOLE) {
+        return check.refuse(&list.at, "the floors together must be less than 100%");
+    }
+    is_sound.then(|| valid.into())
+}
+
+fn ppm(Share { ppm }: Share) -> u32 {
+    u32::try_from(ppm).unwrap_or(u32::MAX)
+}
+
+fn one_class(
+    check: &mut Check<'_>,
+    class: &Given<'_, Class>,
+    limits: Option<&[Limit]>,
+    queue: Option<&QueueLimits>,
+) -> Option<ValidClass> {
+    let name = key!(class.name);
+    if LimiterName::parse(name.value).is_none() {
+        return check.refuse(&name.at, NAME_EXPECTED);
+    }
+    let floor = part(check, &key!(class.floor), limits, |part| Share { ppm: Share::WHOLE.ppm - part.ppm });
+    let ceiling = part(check, &key!(class.ceiling), limits, |part| part);
+    let queue = match (key!(class.queue).get(), queue) {
+        (None, queue) => queue.copied(),
+        (Some(own), queue) => class_queue(check, &own, queue),
+    };
+    let (floor, ceiling) = (floor?, ceiling?.filter(|part| *part < Share::WHOLE));
+    Some(ValidClass {
+        name: name.value.as_str().into(),
+        floor_ppm: floor.map_or(0, ppm),
+        ceiling_ppm: ceiling.map(ppm),
+        queue: queue?,
+    })
+}
+
+/// Checks a part of each window, what of it is left to whom it bounds being a permit of each limit at least. The outer `None` is a problem,
+/// the inner one nothing given.
+fn part(
+    check: &mut Check<'_>,
+    given: &Given<'_, Option<schema::forms::Text<Share>>>,
+    limits: Option<&[Limit]>,
+    bound: impl Fn(Share) -> Share,
+) -> Option<Option<Share>> {
+    let Some(schema::forms::Text(share)) = given.value else { return Some(None) };
+    if share.ppm == 0 || *share > Share::WHOLE {
+        return check.refuse(&given.at, "must be above 0% and at most 100%");
+    }
+    let bound = bound(*share);
+    let permits = |limit: &Limit| u128::from(limit.rate.get()) * u128::from(bound.ppm) / 1_000_000;
+    let too_small = limits.unwrap_or_default().iter().find(|limit| permits(limit) == 0);
+    if let Some(limit) = too_small {
+        let (limit, left) = (quoted(&limit.label), show_share(bound));
+        return check.refuse(&given.at, format!("leaves {left} of {limit}, which is less than one permit"));
+    }
+    Some(Some(*share))
+}
+
+fn class_queue(
+    check: &mut Check<'_>,
+    given: &Given<'_, ClassQueue>,
+    queue: Option<&QueueLimits>,
+) -> Option<QueueLimits> {
+    let timeout = key!(given.timeout).checked(|timeout| check.within(&timeout, MILLISECOND..=DAY));
+    let most = queue.map_or(1, |queue| queue.max_waiting);
+    let max_waiting = check.count(&key!(given.max_waiting), most, 1..=1_000_000);
+    Some(QueueLimits { timeout: timeout?.or(queue.map(|queue| queue.timeout))?, max_waiting: max_waiting? })
+}
+
+/// Returns the callers that have a class or a weight of their own.
+fn members(check: &mut Check<'_>, given: &Given<'_, Written>) -> Option<HashMap<u64, ClassMember>> {
+    let classes = given.value.classes.as_deref().unwrap_or_default();
+    let last = classes.len().saturating_sub(1);
+    let mut members: HashMap<u64, ClassMember> = HashMap::new();
+    let mut is_sound = true;
+    for (place, class) in
+        key!(given.classes).get().into_iter().flat_map(|list| list.items().enumerate().collect::<Vec<_>>())
+    {
+        let Some(of) = key!(class.of).get() else { continue };
+        for value in of.items() {
+            let member = ClassMember { class: place, weight: 1 };
+            if members.insert(Flow::member_of(value.value), member).is_some() {
+                check.problem(&value.at, "is in two classes, or in one twice");
+                is_sound = false;
+            }
+        }
+    }
+    for (value, weight) in
+        key!(given.weights).get().into_iter().flat_map(|list| list.entries().collect::<Vec<_>>())
+    {
+        let Some(valid) = u64::try_from(*weight.value).ok().filter(|it| (1..=WEIGHT_MAX).contains(it)) else {
+            check.problem(&weight.at, format!("must be 1 to {WEIGHT_MAX}"));
+            is_sound = false;
+            continue;
+        };
+        let other = ClassMember { class: last, weight: 1 };
+        members.entry(Flow::member_of(value)).or_insert(other).weight = valid;
+    }
+    if members.len() > MEMBERS_MAX {
+        return check.refuse(&given.at, format!("names more than {MEMBERS_MAX} callers"));
+    }
+    is_sound.then_some(members)
+}
+
+/// Warns where the first class cannot be helped: a window that others have spent is spent.
+fn warn_of_spent_windows(check: &mut Check<'_>, at: &At<'_>, share: &QuotaShare, limits: &[Limit]) {
+    let wait = share.classes[0].queue.timeout.min(Duration::from_secs(10));
+    let is_even =
+        |limit: &Limit| matches!(limit.algorithm, Algorithm::LeakyBucket | Algorithm::WarmUp { .. });
+    let long = limits.iter().find(|limit| limit.per > wait && !is_even(limit));
+    let has_bounds = !share.bounds().is_empty() || limits.iter().any(is_even);
+    if let Some(limit) = long.filter(|_| share.classes.len() > 1 && !has_bounds) {
+        let limit = quoted(&limit.label);
+        check.warn(
+            at,
+            format!(
+                "the first class waits for the end of the window of {limit} where others have spent it: give it a \
+                 `floor`, the others a `ceiling`, or space the limit evenly (`algorithm: leaky_bucket`)"
+            ),
+        );
+    }
+}

@@ -1,0 +1,114 @@
+//! The two kinds of a worker's core: one whose slots are booked when requests come, and one for callers that share the quota.
+
+use super::core::events::{Action, Around, Event, Limits};
+use super::{core, line};
+use crate::clock::{Micros, Moment};
+
+/// The core of a worker.
+pub(super) enum Core {
+    /// First come, first served.
+    Booked(Box<core::Worker>),
+    /// By classes and weights.
+    Line(Box<line::Worker>),
+}
+
+impl Core {
+    /// Creates the core that these limits need. Its worker stays for `linger` when it has nothing to do.
+    pub(super) fn new(limits: Limits, linger: Micros, now: Moment) -> Core {
+        if limits.shared.is_some() {
+            Core::Line(Box::new(line::Worker::new(limits, linger, now)))
+        } else {
+            Core::Booked(Box::new(core::Worker::new(limits, linger, now)))
+        }
+    }
+
+    /// Returns whether these limits need a core of the other kind.
+    pub(super) fn is_other(&self, limits: &Limits) -> bool {
+        matches!(self, Core::Line(_)) != limits.shared.is_some()
+    }
+
+    /// Puts the core that these limits need in the place of this one. All that wait keep their place by age; what is held is given back.
+    pub(super) fn replace(&mut self, limits: Limits, now: Moment) {
+        let linger = match self {
+            Core::Booked(core) => core.linger(),
+            Core::Line(core) => core.linger(),
+        };
+        let remains = match std::mem::replace(self, Core::new(limits, linger, now)) {
+            Core::Booked(core) => core.into_remains(),
+            Core::Line(core) => core.into_remains(),
+        };
+        match self {
+            Core::Booked(core) => core.take_over(remains),
+            Core::Line(core) => core.take_over(remains, now),
+        }
+    }
+
+    /// Takes in events that came together. The only entrance.
+    pub(super) fn on(
+        &mut self,
+        events: impl IntoIterator<Item = Event>,
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) {
+        match self {
+            Core::Booked(core) => core.on(events, around, out),
+            Core::Line(core) => core.on(events, around, out),
+        }
+    }
+
+    /// Returns the next moment at which something happens by itself.
+    pub(super) fn wakes_at(&self, around: &Around) -> Moment {
+        match self {
+            Core::Booked(core) => core.wakes_at(around),
+            Core::Line(core) => core.wakes_at(around),
+        }
+    }
+
+    /// Returns how many requests wait.
+    pub(super) fn waiting(&self) -> usize {
+        match self {
+            Core::Booked(core) => core.waiting(),
+            Core::Line(core) => core.waiting(),
+        }
+    }
+
+    /// Returns when the first waiting request arrived.
+    pub(super) fn first_arrived(&self) -> Option<Moment> {
+        match self {
+            Core::Booked(core) => core.first_arrived(),
+            Core::Line(core) => core.first_arrived(),
+        }
+    }
+
+    /// Returns when the first of those arrived for whom the call under way is; `None` if it is for nobody.
+    pub(super) fn first_asked(&self) -> Option<Moment> {
+        match self {
+            Core::Booked(core) => core.first_asked(),
+            Core::Line(core) => core.first_arrived(),
+        }
+    }
+
+    /// Returns how many requests wait for the next call.
+    pub(super) fn pending(&self) -> usize {
+        match self {
+            Core::Booked(core) => core.pending(),
+            Core::Line(core) => core.pending(),
+        }
+    }
+
+    /// Returns until when slots of the store may be used.
+    pub(super) fn lease(&self) -> Moment {
+        match self {
+            Core::Booked(core) => core.lease(),
+            Core::Line(core) => core.lease(),
+        }
+    }
+
+    /// Returns the number of the outage whose local slots may be used; zero for none.
+    pub(super) fn outage(&self) -> u64 {
+        match self {
+            Core::Booked(core) => core.outage(),
+            Core::Line(core) => core.outage(),
+        }
+    }
+}

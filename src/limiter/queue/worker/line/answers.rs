@@ -1,0 +1,154 @@
+//! Takes in an answer of the store, or of this replica's own memory.
+
+use crate::clock::{Micros, Moment};
+use crate::limiter::model::{Answer, Generations, LineAnswer, Outcome, Permits};
+use crate::limiter::queue::pause::in_pause;
+use crate::limiter::queue::request::Asker;
+use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::queue::worker::core::events::{Action, Around, LocalAnswer};
+
+use super::{LaneKey, Sent, Told, Unneeded, Worker};
+
+/// How soon the next call may follow an answer that asks for one at once.
+const AGAIN_MIN: Micros = Micros::from_millis(1);
+
+impl Worker {
+    /// Takes in the store's answer to the call under way.
+    pub(super) fn answered(
+        &mut self,
+        answer: &Answer,
+        sent_at: Moment,
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(sent) = self.calls.under_way.take() else { return };
+        // It may have waited for long before it was sent.
+        self.calls.contact = Some(sent_at);
+        self.observe_generations(answer, around.now, out);
+        let due = |held: &Slot| match held.source {
+            Source::Store(_) => around.clock.due(held.at),
+            Source::Local(_) | Source::Unlimited => held.due,
+        };
+        self.lanes.values_mut().for_each(|lane| lane.queue.refresh(due));
+        let Some(line) = &answer.line else { return };
+        self.calls.told =
+            self.take_line((line, answer.now), &sent, Source::Store(self.owed.epoch), around, out);
+    }
+
+    /// Takes in the answer of this replica's own memory.
+    pub(super) fn answered_locally(&mut self, local: &LocalAnswer, around: &Around, out: &mut Vec<Action>) {
+        let Some(sent) = self.calls.asked_locally.take() else { return };
+        let source = Source::Local(self.outage());
+        // No replica can know whether the others leave enough for a cost above its share.
+        let refusal = self.store_unavailable();
+        for want in sent.wants.iter().filter(|want| want.key.cost.get() > local.cost_max) {
+            let Some(lane) = self.lanes.get_mut(&want.key) else { continue };
+            for waiter in lane.queue.take_waiters() {
+                out.push(Action::Refuse(Asker::Request(waiter.request), want.key.cost, refusal.clone()));
+            }
+        }
+        let Some(line) = &local.answer.line else { return };
+        self.calls.told_locally = self.take_line((line, local.answer.now), &sent, source, around, out);
+    }
+
+    /// Takes the slots out that a change of generations has voided, to give them back: their requests have none again.
+    fn observe_generations(&mut self, answer: &Answer, now: Moment, out: &mut Vec<Action>) {
+        let numbers: Generations = answer.generations.iter().map(|generation| generation.number).collect();
+        if numbers == self.owed.generations {
+            return;
+        }
+        let known = std::mem::replace(&mut self.owed.generations, numbers);
+        let changed =
+            answer.generations.iter().zip(known.iter()).filter(|(new, known)| new.number != **known);
+        // A replica that has missed a change loses all its slots.
+        let from =
+            changed.map(|(new, known)| if new.before == *known { new.void_from } else { Micros::ZERO });
+        let from = from.min().unwrap_or_default();
+        let void = self.lose(|slot| matches!(slot.source, Source::Store(_)) && slot.at >= from, now);
+        if !void.is_empty() {
+            out.push(Action::LogMoved(void.len()));
+        }
+        for (key, slot) in void {
+            self.owe(key, slot.at, known.clone());
+        }
+    }
+
+    /// Leaves a permit to the next call to give back.
+    pub(super) fn owe(&mut self, key: LaneKey, slot: Micros, generations: Generations) {
+        let is_same =
+            |last: &&mut Unneeded| (last.key, last.slot) == (key, slot) && last.generations == generations;
+        match self.owed.unused.back_mut().filter(is_same) {
+            Some(last) => last.count += 1,
+            None => self.owed.unused.push_back(Unneeded { key, slot, count: 1, generations }),
+        }
+    }
+
+    /// Takes in what a line has dealt, and whom it does not take.
+    fn take_line(
+        &mut self,
+        (line, answered): (&LineAnswer, Micros),
+        sent: &Sent,
+        source: Source,
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) -> Told {
+        let clock = around.clock_of(source);
+        for dealt in &line.dealt {
+            let cost = dealt.costs.iter().copied().find_map(Permits::new);
+            let Some(cost) = cost else { continue };
+            let slot = Slot { at: dealt.slot, due: clock.due(dealt.slot), source };
+            (0..dealt.count).for_each(|_| self.hold((dealt.flow, cost), slot, out));
+        }
+        for not_taken in &line.not_taken {
+            let Some(want) = sent.wants.get(not_taken.want) else { continue };
+            let until = want.groups.get(not_taken.group).copied().unwrap_or_default();
+            let (Outcome::TooFar(away) | Outcome::Full(away)) = not_taken.outcome else { continue };
+            let count = usize::try_from(not_taken.count).unwrap_or(usize::MAX);
+            let refusal = self.refusal(not_taken.outcome, away.advised);
+            let Some(lane) = self.lanes.get_mut(&want.key) else { continue };
+            for waiter in lane.queue.take_last_until(until, count) {
+                let refusal = in_pause(refusal.clone(), self.pause.now.as_ref(), waiter.holder.deadline);
+                out.push(Action::Refuse(Asker::Request(waiter.request), want.key.cost, refusal));
+            }
+            out.push(Action::CountRefused(not_taken.count));
+        }
+        for (want, before) in sent.wants.iter().zip(&line.before) {
+            let Some(lane) = self.lanes.get_mut(&want.key) else { continue };
+            lane.before = *before;
+            lane.answered_until =
+                lane.answered_until.max(want.groups.iter().copied().max().unwrap_or_default());
+        }
+        let again = (line.again > Micros::ZERO).then(|| clock.due(line.again).max(around.now + AGAIN_MIN));
+        // It has dealt enough, or has left some newcomers to the next call.
+        if line.again > Micros::ZERO && line.again <= answered {
+            self.tell_again(sent, around.now);
+        }
+        Told { known: line.deal, again }
+    }
+
+    /// Lets the lanes of a call be told of again: the line has left some newcomers to the next one.
+    fn tell_again(&mut self, sent: &Sent, now: Moment) {
+        for want in &sent.wants {
+            if let Some(lane) = self.lanes.get_mut(&want.key) {
+                lane.told_until = want.told_until;
+                lane.tell(now + AGAIN_MIN);
+            }
+        }
+    }
+
+    /// Puts a slot into its lane. One for a lane where nobody waits is given back.
+    fn hold(&mut self, (flow, cost): (u64, Permits), slot: Slot, out: &mut Vec<Action>) {
+        let is_one = |key: &&LaneKey| key.flow.id == flow && key.cost == cost;
+        match self.lanes.keys().find(is_one).copied() {
+            Some(key) => {
+                if let Some(lane) = self.lanes.get_mut(&key) {
+                    lane.queue.hold(slot);
+                }
+            }
+            None => {
+                let flow = crate::limiter::model::Flow { id: flow, member: 0 };
+                self.give_back(slot, LaneKey { flow, cost }, out);
+            }
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! Builds the next call to the store, or to this replica's own memory.
+
+use crate::clock::{Micros, Moment};
+use crate::limiter::model::{
+    CLASSES_MAX, Call, Generations, LineCall, OnStoreFailure, Unused, Waiting, Want,
+};
+use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK, Waiter};
+use crate::limiter::queue::worker::core::events::{Action, Around};
+use crate::limiter::recovery::link::Link;
+
+use super::{Lane, LaneKey, Phase, Sent, SentWant, Told, Unneeded, Worker};
+
+/// The most lanes that one call tells of.
+const WANTS_MAX: usize = 64;
+
+/// The most groups of requests that one call tells of.
+const GROUPS_MAX: usize = 128;
+
+/// The most slots that one call gives back.
+const UNUSED_MAX: usize = 120;
+
+/// Requests whose waits end so close to each other go into one group, with the shortest of their waits.
+const GROUP_SPREAD: Micros = Micros::from_millis(1);
+
+/// A change that does not press is told within this part of the time that slots are dealt ahead, so that a call tells of several.
+const LATER: u64 = 10;
+
+impl Worker {
+    /// Returns by when a change is told that does not press.
+    pub(super) fn later(&self, now: Moment) -> Moment {
+        now + Micros(self.ahead().0 / LATER)
+    }
+
+    fn may_call(&self, now: Moment) -> bool {
+        let is_reported = self.pause.is_reported && self.stay.phase != Phase::Closing;
+        self.calls.under_way.is_none()
+            && !is_reported
+            && !matches!(self.link, Link::Settling { .. } | Link::Away { .. })
+            && now >= self.calls.not_before
+    }
+
+    /// Returns when the next call is to be made, as far as there is a reason for one.
+    fn calls_at(&self) -> Option<Moment> {
+        let at_once = (self.calls.is_outdated && self.is_in_use()) || !self.owed.unused.is_empty();
+        // While slots are held, the store must be heard.
+        let holds = self.lanes.values().any(|lane| lane.queue.holds_booked());
+        let heartbeat = self.calls.contact.map(|contact| contact + self.limits.terms.heartbeat);
+        let next = [
+            at_once.then_some(Moment(0)),
+            self.lanes.values().filter_map(|lane| lane.tell_at).min(),
+            self.calls.told.again,
+            heartbeat.filter(|_| holds),
+        ];
+        next.into_iter().flatten().min()
+    }
+
+    /// Returns whether somebody waits, or keeps the queue.
+    fn is_in_use(&self) -> bool {
+        self.stay.is_kept || !self.lanes.is_empty()
+    }
+
+    /// Returns when a call is to be made without another event.
+    pub(super) fn next_call(&self, now: Moment) -> Option<Moment> {
+        if self.outage() != 0 {
+            let told = self.lanes.values().filter_map(|lane| lane.tell_at).min();
+            return told.into_iter().chain(self.calls.told_locally.again).min().map(|at| at.max(now));
+        }
+        if !self.may_call(now.max(self.calls.not_before)) {
+            return None;
+        }
+        self.calls_at().map(|at| at.max(self.calls.not_before).max(now))
+    }
+
+    /// Makes the next call, if there is a reason for one and none is under way.
+    pub(super) fn ask(&mut self, around: &Around, out: &mut Vec<Action>) {
+        let now = around.now;
+        if self.may_call(now) && self.calls_at().is_some_and(|at| at <= now) {
+            self.calls.is_outdated = false;
+            let call = self.make_call(around);
+            out.push(Action::Book(Box::new(call)));
+        }
+    }
+
+    fn make_call(&mut self, around: &Around) -> Call {
+        let Around { now, latency, .. } = *around;
+        let generations =
+            self.owed.unused.front().map_or(&self.owed.generations, |unused| &unused.generations).clone();
+        let unused = self.take_unused(&generations);
+        let ceilings = self.limits.shared.as_ref().map_or(0, |shared| shared.ceilings.len());
+        let places = self.places();
+        let (wants, sent) = self.wants(now);
+        let Told { known, .. } = self.calls.told;
+        let line = LineCall {
+            ahead: self.ahead(),
+            ceilings,
+            known,
+            begins: known == 0,
+            places,
+            unused: unused.iter().map(|unneeded| self.unused(unneeded)).collect(),
+            wants,
+        };
+        self.calls.told.again = None;
+        self.calls.under_way = Some(Sent { at: now, wants: sent, unused });
+        // Where an answer takes longer than a slot stays good, one that begins with the call is late when the answer comes.
+        let lead = if latency > self.limits.guard { latency } else { Micros::ZERO };
+        Call { generations: generations.to_vec(), lead, line: Some(Box::new(line)), ..Call::default() }
+    }
+
+    /// Asks this replica's own memory.
+    pub(super) fn ask_locally(&mut self, now: Moment, out: &mut Vec<Action>) {
+        let places = self.places();
+        let (mut wants, sent) = self.wants(now);
+        let Told { known, .. } = self.calls.told_locally;
+        // The shares of the limiters that are kept: no ceilings, as there is no fleet.
+        let limiters = self.limits.policies.iter().filter(|policy| **policy == OnStoreFailure::Local).count();
+        for (want, sent) in wants.iter_mut().zip(&sent) {
+            want.costs = vec![sent.key.cost.get(); limiters];
+        }
+        let (ahead, begins) = (self.ahead(), known == 0);
+        let line = LineCall { ahead, ceilings: 0, known, begins, places, unused: Vec::new(), wants };
+        self.calls.told_locally.again = None;
+        self.calls.asked_locally = Some(Sent { at: now, wants: sent, unused: Vec::new() });
+        out.push(Action::BookLocally(Box::new(Call { line: Some(Box::new(line)), ..Call::default() })));
+    }
+
+    fn unused(&self, Unneeded { key, slot, count, .. }: &Unneeded) -> Unused {
+        let (flow, class) = (key.flow.id, self.class(key.flow));
+        Unused { flow, class, slot: *slot, count: *count, costs: self.costs(*key) }
+    }
+
+    /// Takes the slots to give back that were dealt under these generations; others go with the next call.
+    fn take_unused(&mut self, generations: &Generations) -> Vec<Unneeded> {
+        let mut taken = Vec::new();
+        while taken.len() < UNUSED_MAX
+            && let Some(unused) = self.owed.unused.pop_front_if(|unused| unused.generations == *generations)
+        {
+            taken.push(unused);
+        }
+        taken
+    }
+
+    /// Returns how many more requests of each class may wait.
+    fn places(&self) -> [u64; CLASSES_MAX] {
+        let mut places = [0; CLASSES_MAX];
+        let classes = self.share().map(|share| share.classes.clone()).unwrap_or_default();
+        for (place, class) in places.iter_mut().zip(classes.iter()) {
+            *place = u64::from(class.queue.max_waiting);
+        }
+        for (key, lane) in &self.lanes {
+            let told =
+                lane.queue.without_slot().take_while(|waiter| waiter.holder.arrived <= lane.told_until);
+            if let Some(place) = places.get_mut(self.class(key.flow)) {
+                *place = place.saturating_sub(told.count() as u64);
+            }
+        }
+        places
+    }
+
+    /// Returns what the call tells of lanes: of those that have waited longest to be told of.
+    fn wants(&mut self, now: Moment) -> (Vec<Want>, Vec<SentWant>) {
+        let mut keys: Vec<(Moment, LaneKey)> =
+            self.lanes.iter().filter_map(|(key, lane)| Some((lane.tell_at?, *key))).collect();
+        keys.sort_unstable();
+        keys.truncate(WANTS_MAX);
+        let near = Micros(self.ahead().0 / LATER);
+        let (mut wants, mut sent, mut left) = (Vec::new(), Vec::new(), GROUPS_MAX);
+        for (_, key) in keys {
+            let (costs, member) = (self.costs(key), self.share().map(|share| share.member(key.flow)));
+            let (Some(lane), Some(member)) = (self.lanes.get_mut(&key), member) else { continue };
+            if left == 0 {
+                break;
+            }
+            let groups = lane.groups(now, near, left);
+            left -= groups.len();
+            let (told_until, last) = (lane.told_until, groups.iter().map(|group| group.last).max());
+            lane.told_until = told_until.max(last.unwrap_or_default());
+            let is_cut = lane.queue.without_slot().any(|waiter| waiter.holder.arrived > lane.told_until);
+            lane.tell_at = is_cut.then_some(now);
+            let gone = std::mem::take(&mut lane.left);
+            wants.push(Want {
+                flow: key.flow.id,
+                class: member.class,
+                weight: member.weight,
+                costs,
+                waiting: groups.iter().map(|group| group.waiting).collect(),
+                left: gone.iter().map(|came| (now - *came, 1)).collect(),
+            });
+            let groups = groups.iter().map(|group| group.last).collect();
+            sent.push(SentWant { key, told_until, groups, left: gone });
+        }
+        (wants, sent)
+    }
+}
+
+/// Requests that a call tells of together.
+struct Group {
+    first: Moment,
+    last: Moment,
+    deadline: Moment,
+    waiting: Waiting,
+}
+
+impl Group {
+    fn of(waiter: &Waiter, now: Moment) -> Group {
+        let came = waiter.holder.arrived;
+        let waiting = Waiting {
+            oldest: now - came,
+            newest: now - came,
+            wait_max: waiter.holder.deadline - now,
+            count: 1,
+        };
+        Group { first: came, last: came, deadline: waiter.holder.deadline, waiting }
+    }
+
+    fn add(&mut self, waiter: &Waiter, now: Moment) {
+        self.last = self.last.max(waiter.holder.arrived);
+        self.waiting.newest = now - self.last;
+        self.waiting.wait_max = self.waiting.wait_max.min(waiter.holder.deadline - now);
+        self.waiting.count += 1;
+    }
+}
+
+impl Lane {
+    /// Returns the requests without a slot in groups: those that the store knows of, who are refused no more for the length of their wait,
+    /// then those that came close to each other.
+    fn groups(&self, now: Moment, near: Micros, most: usize) -> Vec<Group> {
+        let mut groups: Vec<Group> = Vec::new();
+        let mut known: Option<Group> = None;
+        for waiter in self.queue.without_slot() {
+            let Waiter { holder, .. } = waiter;
+            if holder.arrived <= self.told_until && groups.is_empty() {
+                match &mut known {
+                    Some(known) => known.add(waiter, now),
+                    None => known = Some(Group::of(waiter, now)),
+                }
+                continue;
+            }
+            let is_near = |group: &&mut Group| {
+                holder.arrived - group.first <= near
+                    && holder.deadline.0.abs_diff(group.deadline.0) < GROUP_SPREAD.0
+            };
+            let has_room = groups.len() + usize::from(known.is_some()) < most;
+            match groups.last_mut().filter(is_near) {
+                Some(group) => group.add(waiter, now),
+                None if has_room => groups.push(Group::of(waiter, now)),
+                None => break,
+            }
+        }
+        if let Some(known) = &mut known {
+            let last = CostQueue::last_deadline(&self.queue).unwrap_or(now);
+            known.waiting.wait_max = (last - now) + DEADLINE_SLACK;
+        }
+        known.into_iter().chain(groups).collect()
+    }
+}

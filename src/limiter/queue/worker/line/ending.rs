@@ -1,0 +1,54 @@
+//! Ends a worker that has nothing to do, or when weir shuts down.
+
+use crate::clock::Moment;
+use crate::limiter::queue::request::Asker;
+use crate::limiter::queue::worker::core::events::Action;
+
+use super::{Phase, Worker};
+
+impl Worker {
+    /// Refuses all requests, and gives every slot back.
+    pub(super) fn close(&mut self, now: Moment, out: &mut Vec<Action>) {
+        self.stay.phase = Phase::Closing;
+        let refusal = self.closed();
+        for (key, lane) in &mut self.lanes {
+            for waiter in lane.queue.take_waiters() {
+                out.push(Action::Refuse(Asker::Request(waiter.request), key.cost, refusal.clone()));
+            }
+            lane.tell(now);
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.stay.is_kept
+            || self.calls.under_way.is_some()
+            || self.calls.asked_locally.is_some()
+            || !self.lanes.is_empty()
+            || !self.owed.unused.is_empty()
+            || self.pause.is_reported
+    }
+
+    /// Ends the worker that has had nothing to do for long enough, or that closes and has given back what it can.
+    pub(super) fn end_if_idle(&mut self, now: Moment, out: &mut Vec<Action>) {
+        if self.stay.phase == Phase::Closing {
+            // Slots that cannot be given back now expire.
+            if self.calls.under_way.is_none() {
+                out.push(Action::End);
+            }
+            return;
+        }
+        if self.is_busy() {
+            self.stay.phase = Phase::Busy;
+            return;
+        }
+        match self.stay.phase {
+            Phase::Idle(since) if now < since + self.stay.linger => {}
+            Phase::Idle(_) => {
+                // A permit that is out may come back.
+                self.stay.phase = Phase::Idle(now);
+                out.push(Action::End);
+            }
+            Phase::Busy | Phase::Closing => self.stay.phase = Phase::Idle(now),
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Follows the state of the store: what becomes of slots and requests when the store has failed, lost its state, or is back.
+
+use crate::clock::{Micros, Moment};
+use crate::limiter::model::{Holding, OnStoreFailure};
+use crate::limiter::queue::pause::Paused;
+use crate::limiter::queue::request::Asker;
+use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::queue::worker::core::events::{Action, Around, Limits};
+use crate::limiter::recovery::link::Link;
+
+use super::{LaneKey, Sent, Told, Worker};
+
+impl Worker {
+    /// Takes in what the store is from now on. The requests whose slots the new link voids have none again.
+    pub(super) fn relink(&mut self, link: Link, now: Moment, out: &mut Vec<Action>) {
+        let before = std::mem::replace(&mut self.link, link);
+        if before == link {
+            return;
+        }
+        match link {
+            Link::Up { epoch } | Link::Held { epoch, .. } | Link::Settling { epoch, .. } => {
+                let local = self.lose(|slot| matches!(slot.source, Source::Local(_)), now);
+                for (key, slot) in local {
+                    self.give_back(slot, key, out);
+                }
+                if epoch != self.owed.epoch || matches!(before, Link::Away { .. }) {
+                    self.begin_anew(epoch, now);
+                }
+            }
+            Link::Away { outage } => {
+                self.calls.told_locally = Told::default();
+                // Those of the store are used by nobody: they may be given back when it is there again.
+                for (key, slot) in self.lose(|slot| slot.source != Source::Local(outage), now) {
+                    self.give_back(slot, key, out);
+                }
+                self.tell_all(now);
+                if self.calls.under_way.is_some() {
+                    self.put_back_call(now);
+                    out.push(Action::Abandon);
+                }
+                out.push(Action::BeginOutage);
+            }
+        }
+    }
+
+    /// Drops everything that was dealt in an earlier epoch, and lets the store be told of every request, as of new ones: in the order in
+    /// which they came.
+    fn begin_anew(&mut self, epoch: u64, now: Moment) {
+        if epoch != self.owed.epoch {
+            self.owed.epoch = epoch;
+            self.owed.unused.clear();
+            self.lose(|slot| matches!(slot.source, Source::Store(_)), now);
+        }
+        self.calls.told = Told::default();
+        self.tell_all(now);
+    }
+
+    /// Takes in a pause. Slots of the share were moved in this replica's memory where one begins or ends, which does not tell where to: so
+    /// they are lost, and not given back.
+    pub(super) fn follow_pause(&mut self, paused: Option<Paused>, now: Moment) {
+        let before = std::mem::replace(&mut self.pause.now, paused);
+        if self.outage() != 0 && before != self.pause.now {
+            self.lose(|slot| matches!(slot.source, Source::Local(_)), now);
+        }
+    }
+
+    /// Lets the lanes of the call under way be told of again.
+    pub(super) fn put_back_call(&mut self, now: Moment) {
+        let Some(Sent { wants, unused, .. }) = self.calls.under_way.take() else { return };
+        unused.into_iter().rev().for_each(|unneeded| self.owed.unused.push_front(unneeded));
+        for want in wants {
+            if let Some(lane) = self.lanes.get_mut(&want.key) {
+                lane.tell(now);
+                lane.left.extend(want.left);
+            }
+        }
+    }
+
+    /// Takes in that the call under way has failed. It is not known whether it has given back its slots, so they count as used, unless
+    /// the store was not asked at all.
+    pub(super) fn failed(&mut self, is_unsent: bool, now: Moment) {
+        let Some(sent) = &mut self.calls.under_way else { return };
+        self.calls.not_before = sent.at + self.limits.terms.heartbeat;
+        if !is_unsent {
+            sent.unused.clear();
+        }
+        self.put_back_call(now);
+    }
+
+    /// Serves requests by the policies of their limiters, where the store is away.
+    ///
+    /// If one limiter rejects, all requests are refused. Otherwise the limiters that allow everything are left out, and the others serve
+    /// from this replica's share, by the same classes and weights.
+    pub(super) fn serve_without_store(&mut self, around: &Around, out: &mut Vec<Action>) {
+        if self.outage() == 0 || self.calls.asked_locally.is_some() {
+            return;
+        }
+        if self.limits.policies.contains(&OnStoreFailure::Reject) {
+            self.refuse_all(&self.store_unavailable(), out);
+        } else if self.limits.policies.contains(&OnStoreFailure::Local) {
+            let now = around.now;
+            let is_due = |at: Moment| at <= now;
+            let is_told = self.lanes.values().filter_map(|lane| lane.tell_at).any(is_due);
+            if is_told || self.calls.told_locally.again.is_some_and(is_due) {
+                self.ask_locally(now, out);
+            }
+        } else {
+            self.allow(around, out);
+        }
+    }
+
+    fn refuse_all(&mut self, refusal: &crate::limiter::model::Refusal, out: &mut Vec<Action>) {
+        for (key, lane) in &mut self.lanes {
+            lane.tell_at = None;
+            for waiter in lane.queue.take_waiters() {
+                out.push(Action::Refuse(Asker::Request(waiter.request), key.cost, refusal.clone()));
+            }
+        }
+    }
+
+    /// Lets all requests pass at once.
+    fn allow(&mut self, around: &Around, out: &mut Vec<Action>) {
+        let slot = Slot { at: Micros::ZERO, due: around.now, source: Source::Unlimited };
+        let mut permits = 0;
+        for (key, lane) in &mut self.lanes {
+            lane.tell_at = None;
+            let count = lane.queue.without_slot().count();
+            permits += key.cost.get() * count as u64;
+            (0..count).for_each(|_| lane.queue.hold(slot));
+        }
+        if permits > 0 {
+            out.push(Action::AllowUnlimited(permits));
+            self.hand_out(around, out);
+        }
+    }
+
+    /// Takes on the limits as configured now, and refuses the requests that cost more than they can ever hold.
+    pub(super) fn reconfigure(&mut self, limits: Limits, now: Moment, out: &mut Vec<Action>) {
+        let states = |limits: &Limits| -> Vec<_> {
+            limits.refs.iter().map(|one| (one.name.clone(), one.partition)).collect()
+        };
+        let (has_others, before) = (states(&self.limits) != states(&limits), self.limits.refs.clone());
+        self.limits = limits;
+        if has_others {
+            // Another line: nobody there can take back what was dealt in this one. It counts as used.
+            self.lose(|slot| matches!(slot.source, Source::Store(_)), now);
+            self.owed.unused.clear();
+            self.owed.generations = self.limits.refs.iter().map(|_| 0).collect();
+            self.calls.told = Told::default();
+        }
+        if before.iter().map(|one| &one.rules).ne(self.limits.refs.iter().map(|one| &one.rules)) {
+            // This replica's own memory moves bookings with the change, and does not tell. So their slots go back.
+            for (key, slot) in self.lose(|slot| matches!(slot.source, Source::Local(_)), now) {
+                self.give_back(slot, key, out);
+            }
+        }
+        self.calls.is_outdated = true;
+        self.tell_all(now);
+        self.refuse_too_costly(out);
+    }
+
+    /// Gives a slot back to the place where it was dealt: the store or this replica's memory. One of an earlier epoch is lost.
+    pub(super) fn give_back(&mut self, slot: Slot, key: LaneKey, out: &mut Vec<Action>) {
+        match slot.source {
+            Source::Local(_) => {
+                let holding = Holding { slot: slot.at, cost: key.cost.get(), count: 1 };
+                match out.last_mut() {
+                    Some(Action::ReturnLocally(holdings)) => holdings.push(holding),
+                    _ => out.push(Action::ReturnLocally(vec![holding])),
+                }
+            }
+            Source::Store(epoch) if epoch == self.owed.epoch => {
+                self.owe(key, slot.at, self.owed.generations.clone());
+            }
+            Source::Store(_) | Source::Unlimited => {}
+        }
+    }
+}

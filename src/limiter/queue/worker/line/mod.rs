@@ -1,0 +1,407 @@
+//! The core of the worker of a queue whose callers share the quota by classes and weights. Pure, as [`core`](super::core) is, with the same
+//! events and actions.
+//!
+//! The requests without a slot stand in the store's line, all replicas' together: this core says how many wait in each lane, and is dealt slots
+//! a little ahead of their time. So nothing has to be traded, moved or taken back: a request that leaves before is only counted no more, and
+//! a slot that is void or late makes its request one without a slot again, in its old place.
+//!
+//! Invariants, restored after every event:
+//! - no more slots are held in a lane than requests wait there; what is left over is given back;
+//! - what the store was told of a lane is the number of its requests without a slot, or else the lane has a moment by which it is told
+//!   ([`Lane::tell_at`]);
+//! - no slot is handed out before the store's clock has surely reached it, later than its guard, outside the lease of the last answer, or in
+//!   another epoch or outage than its own;
+//! - while a slot is held, the store is heard at least twice in a lease;
+//! - no request waits longer than its wait and a slack, or than the store may take to answer where that is longer.
+//!
+//! `asking` builds calls, `answers` takes in an answer, `links` does what follows from the state of the store, `serving` hands slots out,
+//! `refusing` refuses.
+
+mod answers;
+mod asking;
+mod ending;
+mod links;
+mod refusing;
+mod serving;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::core::events::{Action, Around, Event, Limits, Remains};
+use crate::clock::{Micros, Moment};
+use crate::limiter::model::{Flow, Generations, Holding, Permits, QuotaShare};
+use crate::limiter::queue::cost_queue::CostQueue;
+use crate::limiter::queue::pause::Paused;
+use crate::limiter::queue::shared::Shared;
+use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::recovery::link::Link;
+
+/// How long a worker sleeps when nothing is due. Any event wakes it earlier.
+const IDLE: Micros = Micros::from_millis(3_600_000);
+
+/// How long after its deadline a request is refused whose slot has not come: a slot of that instant is due a little later.
+const REFUSAL_SLACK: Micros = Micros::from_millis(2);
+
+/// Requests that are alike: of one flow, and of one cost.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct LaneKey {
+    flow: Flow,
+    cost: Permits,
+}
+
+/// The waiting requests of one flow and cost, and the slots that they were dealt.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Lane {
+    queue: CostQueue,
+    /// The requests that had come by then have been told of, in an answered call or the one under way.
+    told_until: Moment,
+    /// The requests that had come by then have been answered: they have a place.
+    answered_until: Moment,
+    /// By when the store is to be told what has changed; `None` if nothing has.
+    tell_at: Option<Moment>,
+    /// When those came that have left since they were told of.
+    left: Vec<Moment>,
+    /// How many permits go before its last request, as last answered.
+    before: u64,
+}
+
+/// What the next calls have to put in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Owed {
+    /// The epoch in which all slots of the store were dealt.
+    epoch: u64,
+    /// The generation of each limiter's limits, as last answered.
+    generations: Generations,
+    /// The slots to give back.
+    unused: VecDeque<Unneeded>,
+}
+
+/// Permits of a slot that nobody needs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Unneeded {
+    key: LaneKey,
+    slot: Micros,
+    count: u64,
+    /// The generations under which they were dealt.
+    generations: Generations,
+}
+
+/// The calls to the store.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Calls {
+    under_way: Option<Sent>,
+    /// When the latest answered call was sent.
+    contact: Option<Moment>,
+    /// The moment before which no call is made: one has failed.
+    not_before: Moment,
+    /// True until the next call: the store does not know of changed limits yet, or the queue of moved bookings.
+    is_outdated: bool,
+    told: Told,
+    /// The call to this replica's own memory. Its answer comes at once.
+    asked_locally: Option<Sent>,
+    told_locally: Told,
+}
+
+/// How far the store, or this replica's own memory, and this worker know of each other.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+struct Told {
+    /// The number of the last deal that was taken in; zero if the line has nothing of this worker that it knows.
+    known: u64,
+    /// When to call again, though nothing has changed here.
+    again: Option<Moment>,
+}
+
+/// A call, with what it was made for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Sent {
+    at: Moment,
+    /// The lanes that it tells of.
+    wants: Vec<SentWant>,
+    /// The slots that it gives back.
+    unused: Vec<Unneeded>,
+}
+
+/// What a call tells of a lane.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct SentWant {
+    key: LaneKey,
+    /// What had been told of before.
+    told_until: Moment,
+    /// When the last request of each group came.
+    groups: Vec<Moment>,
+    left: Vec<Moment>,
+}
+
+/// Pauses, as the worker keeps to them.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+struct Pause {
+    /// The pause in which no slot may be used.
+    now: Option<Paused>,
+    /// True while a pause is being reported. Nothing is dealt meanwhile.
+    is_reported: bool,
+}
+
+/// Whether the worker stays.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Stay {
+    phase: Phase,
+    /// True while a guard keeps the queue.
+    is_kept: bool,
+    /// How long the worker stays when it has nothing to do and nobody keeps its queue.
+    linger: Micros,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Busy,
+    /// There has been nothing to do since this moment.
+    Idle(Moment),
+    Closing,
+}
+
+/// The core of the worker of a queue whose callers share the quota.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::limiter) struct Worker {
+    limits: Limits,
+    lanes: BTreeMap<LaneKey, Lane>,
+    owed: Owed,
+    calls: Calls,
+    /// What the store is, as last told.
+    link: Link,
+    pause: Pause,
+    stay: Stay,
+}
+
+impl Lane {
+    fn new() -> Lane {
+        Lane {
+            queue: CostQueue::default(),
+            told_until: Moment(0),
+            answered_until: Moment(0),
+            tell_at: None,
+            left: Vec::new(),
+            before: 0,
+        }
+    }
+
+    /// Notes that the store is to be told by a moment at the latest.
+    fn tell(&mut self, at: Moment) {
+        self.tell_at = Some(self.tell_at.map_or(at, |known| known.min(at)));
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.tell_at.is_none()
+    }
+}
+
+impl Worker {
+    /// Creates the core of a worker that stays for `linger` when it has nothing to do.
+    pub(in crate::limiter) fn new(limits: Limits, linger: Micros, now: Moment) -> Worker {
+        let generations: Generations = limits.refs.iter().map(|_| 0).collect();
+        Worker {
+            limits,
+            lanes: BTreeMap::new(),
+            owed: Owed { epoch: 0, generations, unused: VecDeque::new() },
+            calls: Calls {
+                under_way: None,
+                contact: None,
+                not_before: now,
+                is_outdated: false,
+                told: Told::default(),
+                asked_locally: None,
+                told_locally: Told::default(),
+            },
+            link: Link::Up { epoch: 0 },
+            pause: Pause::default(),
+            stay: Stay { phase: Phase::Busy, is_kept: false, linger },
+        }
+    }
+
+    /// Returns how long the worker stays when it has nothing to do.
+    pub(in crate::limiter::queue::worker) fn linger(&self) -> Micros {
+        self.stay.linger
+    }
+
+    /// Takes over what another core leaves.
+    pub(in crate::limiter::queue::worker) fn take_over(&mut self, remains: Remains, now: Moment) {
+        let Remains { arrivals, unused } = remains;
+        for (Holding { slot, cost, count }, generations) in unused {
+            let key = Permits::new(cost).map(|cost| LaneKey { flow: Flow::default(), cost });
+            // What the other core booked is in the limiters, and not in the ceilings.
+            let all = generations.iter().copied().chain(std::iter::repeat(0));
+            let generations = all.take(self.limits.refs.len()).collect();
+            self.owed.unused.extend(key.map(|key| Unneeded { key, slot, count, generations }));
+        }
+        arrivals.into_iter().for_each(|arrival| self.wait(arrival, now));
+    }
+
+    /// Returns everything that waits or is held.
+    pub(in crate::limiter::queue::worker) fn into_remains(mut self) -> Remains {
+        let limiters = self.limits.policies.len();
+        let mut remains = Remains::default();
+        for (LaneKey { cost, .. }, mut lane) in std::mem::take(&mut self.lanes) {
+            for slot in lane.queue.take_stored(|_| true) {
+                let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
+                remains
+                    .unused
+                    .push((holding, self.owed.generations.iter().copied().take(limiters).collect()));
+            }
+            let waiters = lane.queue.take_waiters().into_iter();
+            remains.arrivals.extend(waiters.map(|waiter| waiter.into_arrival(cost)));
+        }
+        for Unneeded { key, slot, count, generations } in self.owed.unused {
+            let holding = Holding { slot, cost: key.cost.get(), count };
+            remains.unused.push((holding, generations.iter().copied().take(limiters).collect()));
+        }
+        remains.arrivals.sort_by_key(|arrival| arrival.arrived);
+        remains
+    }
+
+    /// Takes in events that came together, and restores the invariants. The only entrance.
+    pub(in crate::limiter) fn on(
+        &mut self,
+        events: impl IntoIterator<Item = Event>,
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) {
+        events.into_iter().for_each(|event| self.take(event, around, out));
+        self.pause.now.take_if(|paused| paused.until <= around.now);
+        self.hand_out(around, out);
+        self.serve_without_store(around, out);
+        self.refuse_ended(around.now, out);
+        self.refuse_overfull(out);
+        self.give_back_surplus(around.now, out);
+        self.announce_waiting(around.now, out);
+        self.ask(around, out);
+        self.lanes.retain(|_, lane| !lane.is_empty());
+        self.end_if_idle(around.now, out);
+    }
+
+    /// Takes in one event; decides nothing about others.
+    fn take(&mut self, event: Event, around: &Around, out: &mut Vec<Action>) {
+        let now = around.now;
+        match event {
+            Event::Arrived(arrival) => self.arrive(arrival, now, out),
+            Event::Left(left) => self.remove(&left, now, out),
+            Event::Returned(slot, cost, back) => self.take_back(slot, cost, back, around, out),
+            Event::Answered { answer, sent, .. } => self.answered(&answer, sent, around, out),
+            Event::PutBack => self.put_back_call(now),
+            Event::Failed { unsent } => self.failed(unsent.is_some(), now),
+            Event::AnsweredLocally(answer) => self.answered_locally(&answer, around, out),
+            Event::Linked(link) => self.relink(link, now, out),
+            Event::Reconfigured(limits) => self.reconfigure(*limits, now, out),
+            Event::Moved => self.calls.is_outdated = true,
+            Event::Paused(paused) => self.follow_pause(paused, now),
+            Event::Reporting(is_reported) => self.pause.is_reported = is_reported,
+            Event::Kept(is_kept) => self.stay.is_kept = is_kept,
+            Event::Close => self.close(now, out),
+            // What a call that was given up was dealt lies ready in the line. Nothing is traded or prefetched here, and each replica that
+            // holds slots calls often enough.
+            Event::AnsweredLate(..) | Event::Freed(_) | Event::Prefetched(_) | Event::Heard(_) => {}
+        }
+    }
+
+    /// Returns the next moment at which something happens by itself.
+    pub(in crate::limiter) fn wakes_at(&self, around: &Around) -> Moment {
+        let now = around.now;
+        let ends = self.lanes.values().filter_map(|lane| lane.queue.first_end()).min();
+        let idle = match self.stay.phase {
+            Phase::Idle(since) => Some(since + self.stay.linger),
+            Phase::Busy | Phase::Closing => None,
+        };
+        let next = [
+            self.next_slot(around),
+            self.next_call(now),
+            self.link.changes_at().filter(|at| *at > now),
+            ends.filter(|at| *at > now),
+            idle,
+        ];
+        next.into_iter().flatten().min().unwrap_or(now + IDLE).min(now + IDLE)
+    }
+
+    /// Returns how many requests wait.
+    pub(in crate::limiter) fn waiting(&self) -> usize {
+        self.lanes.values().map(|lane| lane.queue.waiting()).sum()
+    }
+
+    /// Returns when the first waiting request arrived.
+    pub(in crate::limiter) fn first_arrived(&self) -> Option<Moment> {
+        self.lanes.values().filter_map(|lane| lane.queue.first_arrived()).min()
+    }
+
+    /// Returns how many requests no call has told of yet.
+    pub(in crate::limiter) fn pending(&self) -> usize {
+        let untold =
+            |lane: &Lane| lane.queue.without_slot().filter(|it| it.holder.arrived > lane.told_until).count();
+        self.lanes.values().filter(|lane| lane.tell_at.is_some()).map(untold).sum()
+    }
+
+    /// Returns until when slots of the store may be used.
+    pub(in crate::limiter) fn lease(&self) -> Moment {
+        self.calls.contact.map_or(Moment(0), |heard| heard + self.limits.terms.lease)
+    }
+
+    /// Returns the number of the outage whose local slots may be used; zero for none.
+    pub(in crate::limiter) fn outage(&self) -> u64 {
+        if let Link::Away { outage } = self.link { outage } else { 0 }
+    }
+
+    /// Returns how callers share the quota.
+    fn share(&self) -> Option<&QuotaShare> {
+        self.limits.shared.as_ref().map(|shared| &shared.share)
+    }
+
+    /// Returns the place of the class of a flow.
+    fn class(&self, flow: Flow) -> usize {
+        self.share().map_or(0, |share| share.member(flow).class)
+    }
+
+    /// Returns how far ahead slots are dealt.
+    fn ahead(&self) -> Micros {
+        self.share().map_or(Micros::ZERO, |share| Micros::from(share.ahead))
+    }
+
+    /// Returns what a request takes of each limiter: nothing of a ceiling that does not bound its class.
+    fn costs(&self, key: LaneKey) -> Vec<u64> {
+        let (cost, class) = (key.cost.get(), self.class(key.flow));
+        let limiters = self.limits.policies.iter().map(|_| cost);
+        let bounds = self.limits.shared.iter().flat_map(|Shared { ceilings, .. }| ceilings);
+        limiters.chain(bounds.map(|classes| if classes.contains(&class) { cost } else { 0 })).collect()
+    }
+
+    /// Returns when a request is refused if it has no slot then: behind its deadline, or when the store has had its time to answer.
+    fn ends(&self, asked: Moment, deadline: Moment) -> Moment {
+        (deadline + REFUSAL_SLACK).max(asked + self.limits.terms.patience)
+    }
+
+    /// Returns whether a slot may be used as far as the link and the lease go.
+    fn is_usable(&self, slot: &Slot, now: Moment) -> bool {
+        match slot.source {
+            Source::Store(epoch) => self.link.usable_epoch() == Some(epoch) && now < self.lease(),
+            Source::Local(outage) => self.outage() == outage,
+            Source::Unlimited => true,
+        }
+    }
+
+    /// Lets every lane be told of anew.
+    fn tell_all(&mut self, at: Moment) {
+        for lane in self.lanes.values_mut() {
+            lane.tell(at);
+            lane.left.clear();
+        }
+    }
+
+    /// Makes requests of those whose slots are gone: they have none again.
+    fn lose(&mut self, gone: impl Fn(&Slot) -> bool, now: Moment) -> Vec<(LaneKey, Slot)> {
+        let mut lost = Vec::new();
+        for (key, lane) in &mut self.lanes {
+            let slots = lane.queue.take_slots(&gone);
+            if !slots.is_empty() {
+                lane.tell(now);
+            }
+            lost.extend(slots.into_iter().map(|slot| (*key, slot)));
+        }
+        lost
+    }
+}

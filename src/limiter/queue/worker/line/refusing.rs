@@ -1,0 +1,168 @@
+//! Takes requests in, and refuses them, with the reason and the time after which to come back.
+
+use crate::clock::{Micros, Moment};
+use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::{OnStoreFailure, Outcome, Refusal, RetryDelay};
+use crate::limiter::queue::cost_queue::{Stage, Waiter};
+use crate::limiter::queue::pause::in_pause;
+use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId};
+use crate::limiter::queue::worker::core::events::Action;
+use crate::limiter::recovery::link::Link;
+
+use super::{Lane, LaneKey, Phase, Worker};
+
+/// The `retry_after` of a queue that is full while the store cannot be asked.
+const FULL_RETRY: Micros = Micros::from_millis(100);
+
+impl Worker {
+    /// Takes a request in.
+    pub(super) fn arrive(&mut self, arrival: Arrival, now: Moment, out: &mut Vec<Action>) {
+        let Arrival { asker, cost, flow, .. } = arrival;
+        if self.stay.phase == Phase::Closing {
+            return out.push(Action::Refuse(asker, cost, self.closed()));
+        }
+        if cost.get() > self.cost_max(LaneKey { flow, cost }) {
+            return out.push(Action::Refuse(asker, cost, self.limits.too_costly.clone()));
+        }
+        self.wait(arrival, now);
+    }
+
+    /// Puts a request into its lane. It is told of at once, or a little later where others of its lane wait already.
+    pub(super) fn wait(&mut self, arrival: Arrival, now: Moment) {
+        let Arrival { asker, cost, arrived, deadline, flow } = arrival;
+        // A limiter that only counts shares nothing out.
+        let Asker::Request(request) = asker else { return };
+        let (ends, later) = (self.ends(arrived, deadline), self.later(now));
+        let lane = self.lanes.entry(LaneKey { flow, cost }).or_insert_with(Lane::new);
+        let is_first = lane.queue.without_slot().next().is_none();
+        let holder = Holder { arrived, deadline, late: 0, flow };
+        lane.queue.join_again(Waiter { request, holder, ends, stage: Stage::Asking });
+        lane.tell(if is_first { now } else { later });
+    }
+
+    /// Takes in that requests have left.
+    pub(super) fn remove(&mut self, left: &[RequestId], now: Moment, out: &mut Vec<Action>) {
+        let later = self.later(now);
+        for (key, lane) in &mut self.lanes {
+            let gone = lane.queue.remove(left);
+            if gone.is_empty() {
+                continue;
+            }
+            out.push(Action::CountCancelled(key.cost, gone.len()));
+            let told_until = lane.told_until;
+            lane.left
+                .extend(gone.iter().map(|waiter| waiter.holder.arrived).filter(|came| *came <= told_until));
+            lane.tell(later);
+        }
+    }
+
+    /// Returns the largest cost that a request of a lane's class can ever have dealt.
+    fn cost_max(&self, key: LaneKey) -> u64 {
+        let costs = self.costs(key);
+        let charged = self.limits.refs.iter().zip(costs).filter(|(_, cost)| *cost > 0);
+        charged.flat_map(|(one, _)| one.rules.iter().map(Rule::capacity)).min().unwrap_or(u64::MAX)
+    }
+
+    /// Refuses the requests that cost more than the limits, after a change, can ever hold.
+    pub(super) fn refuse_too_costly(&mut self, out: &mut Vec<Action>) {
+        let costly = |key: &&LaneKey| key.cost.get() > self.cost_max(**key);
+        let keys: Vec<LaneKey> = self.lanes.keys().filter(costly).copied().collect();
+        for key in keys {
+            let Some(lane) = self.lanes.get_mut(&key) else { continue };
+            for waiter in lane.queue.take_waiters() {
+                let refusal = self.limits.too_costly.clone();
+                out.push(Action::Refuse(Asker::Request(waiter.request), key.cost, refusal));
+            }
+        }
+    }
+
+    /// Refuses the requests whose wait has ended, or ends before the store grants again.
+    pub(super) fn refuse_ended(&mut self, now: Moment, out: &mut Vec<Action>) {
+        let until = if let Link::Settling { opens, .. } = self.link { now.max(opens) } else { now };
+        let mut lanes = std::mem::take(&mut self.lanes);
+        for (key, lane) in &mut lanes {
+            let ended = lane.queue.take_ended(until, |slot| self.is_due(slot, now));
+            if ended.is_empty() {
+                continue;
+            }
+            lane.tell(now);
+            for waiter in ended {
+                lane.left.extend(Some(waiter.holder.arrived).filter(|came| *came <= lane.told_until));
+                let refusal = self.ended(&waiter, lane.before, now);
+                out.push(Action::Refuse(Asker::Request(waiter.request), key.cost, refusal));
+            }
+        }
+        self.lanes = lanes;
+    }
+
+    /// Returns the refusal of a request whose wait has ended without a slot.
+    fn ended(&self, waiter: &Waiter, before: u64, now: Moment) -> Refusal {
+        let deadline = waiter.holder.deadline;
+        match (self.link, &self.pause.now) {
+            (_, Some(paused)) if paused.until > deadline => {
+                in_pause(self.too_far(paused.until - now), Some(paused), deadline)
+            }
+            (Link::Settling { opens, .. }, _) => self.too_far((opens - now).max(Micros::ONE)),
+            // The store knows it: others went first.
+            (Link::Up { .. }, _) if waiter.stage != Stage::Asking => {
+                let rules = self.limits.refs.iter().flat_map(|one| one.rules.iter());
+                let all = rules.map(|rule| rule.quota().span(before)).max().unwrap_or_default();
+                self.too_far(all.max(self.limits.terms.lease))
+            }
+            _ if self.outage() != 0 && !self.limits.policies.contains(&OnStoreFailure::Reject) => {
+                self.too_far(self.limits.terms.lease)
+            }
+            _ => self.store_unavailable(),
+        }
+    }
+
+    /// Refuses the latest requests of a class where more wait than may, while the store cannot be asked.
+    pub(super) fn refuse_overfull(&mut self, out: &mut Vec<Action>) {
+        let is_stopped = self.pause.is_reported || !matches!(self.link, Link::Up { .. });
+        let Some(share) = self.share().filter(|_| is_stopped).cloned() else { return };
+        let limiter = self.limits.refs[0].name.clone();
+        let refusal = Refusal::QueueFull { limiter, limit: 0, available: 0, retry_after: FULL_RETRY };
+        for (place, class) in share.classes.iter().enumerate() {
+            let of_class = |key: &LaneKey| share.member(key.flow).class == place;
+            let lanes = || self.lanes.iter().filter(|(key, _)| of_class(key));
+            let waiting: usize = lanes().map(|(_, lane)| lane.queue.without_slot().count()).sum();
+            let most = usize::try_from(class.queue.max_waiting).unwrap_or(usize::MAX);
+            for _ in most..waiting {
+                let last = self.lanes.iter_mut().filter(|(key, _)| of_class(key));
+                let last = last.max_by_key(|(_, lane)| lane.queue.last_arrived());
+                let Some((key, lane)) = last else { break };
+                let Some((waiter, _)) = lane.queue.take_last_waiter() else { break };
+                out.push(Action::Refuse(Asker::Request(waiter.request), key.cost, refusal.clone()));
+            }
+        }
+    }
+
+    /// Returns the refusal of a request whose slot is so far away.
+    pub(super) fn too_far(&self, delay: Micros) -> Refusal {
+        self.refusal(Outcome::TooFar(RetryDelay { delay, advised: delay, ..RetryDelay::default() }), delay)
+    }
+
+    /// Returns the refusal of a request that a line did not take. One that a ceiling stood in the way of names the limiter.
+    pub(super) fn refusal(&self, outcome: Outcome, retry_after: Micros) -> Refusal {
+        let refs = &self.limits.refs;
+        let (Outcome::Full(away) | Outcome::TooFar(away)) = outcome else { return self.store_unavailable() };
+        let RetryDelay { violated, available, .. } = away;
+        let limiter = refs[violated.limiter.min(refs.len() - 1)].name.clone();
+        let limit = violated.limit;
+        match outcome {
+            Outcome::Full(_) => Refusal::QueueFull { limiter, limit, available, retry_after },
+            _ => Refusal::RateLimited { limiter, limit, available, retry_after },
+        }
+    }
+
+    /// Returns the refusal while the store is unreachable, which names the limiter whose policy is to reject.
+    pub(super) fn store_unavailable(&self) -> Refusal {
+        let rejects = self.limits.policies.iter().position(|policy| *policy == OnStoreFailure::Reject);
+        Refusal::StoreUnavailable { limiter: self.limits.refs[rejects.unwrap_or_default()].name.clone() }
+    }
+
+    /// Returns the refusal of a worker that ends.
+    pub(super) fn closed(&self) -> Refusal {
+        Refusal::Closed { limiter: self.limits.refs[0].name.clone() }
+    }
+}

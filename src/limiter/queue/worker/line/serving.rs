@@ -1,0 +1,182 @@
+//! Hands slots out, and takes them back.
+
+use crate::clock::Moment;
+use crate::limiter::model::Permits;
+use crate::limiter::queue::cost_queue::{CostQueue, Stage, Waiter};
+use crate::limiter::queue::request::{Holder, LATE_MAX, RequestId, Unusable};
+use crate::limiter::queue::slot::Slot;
+use crate::limiter::queue::worker::core::events::{Action, Around, Back};
+
+use super::{Lane, LaneKey, Phase, REFUSAL_SLACK, Worker};
+
+impl Worker {
+    /// Takes a permit back.
+    pub(super) fn take_back(
+        &mut self,
+        slot: Slot,
+        cost: Permits,
+        back: Back,
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) {
+        let now = around.now;
+        match back {
+            Back::Unused(flow) => {
+                let key = LaneKey { flow, cost };
+                let is_late = slot.is_late(&around.clock_of(slot.source), now, self.limits.guard);
+                let is_good = !is_late && self.is_usable(&slot, now) && !self.is_in_pause(slot.due);
+                match self.lanes.get_mut(&key) {
+                    Some(lane) if is_good && lane.queue.waiting() > 0 => {
+                        lane.queue.hold(slot);
+                        lane.tell(now);
+                    }
+                    _ => self.give_back(slot, key, out),
+                }
+            }
+            Back::Refund(flow) => self.give_back(slot, LaneKey { flow, cost }, out),
+            Back::Exchanged(request, holder, why) => {
+                self.rejoin(slot, cost, (request, holder, why), now, out);
+            }
+        }
+    }
+
+    /// Puts the request of a permit that could not be used back into its lane, in its old place. One that has only to be confirmed by an
+    /// answer keeps its slot; that of a request that was set aside has come back before; any other is given back.
+    fn rejoin(
+        &mut self,
+        slot: Slot,
+        cost: Permits,
+        (request, mut holder, why): (RequestId, Holder, Unusable),
+        now: Moment,
+        out: &mut Vec<Action>,
+    ) {
+        let key = LaneKey { flow: holder.flow, cost };
+        if self.stay.phase == Phase::Closing {
+            if why != Unusable::SetAside {
+                self.give_back(slot, key, out);
+            }
+            let closed = self.closed();
+            return out.push(Action::Refuse(
+                crate::limiter::queue::request::Asker::Request(request),
+                cost,
+                closed,
+            ));
+        }
+        let own_end = self.ends(holder.arrived, holder.deadline);
+        let has_missed = matches!(why, Unusable::Late | Unusable::SetAside);
+        // A request that missed its slot gets the next one if that comes at once, even after its wait has ended. The time until its slot
+        // counts as waited, the time for its connection does not.
+        holder.deadline = holder.deadline.max(now - (slot.due - holder.deadline));
+        let waited = slot.due - holder.arrived;
+        let ends = if has_missed { self.ends(now - waited, holder.deadline) } else { own_end };
+        let is_kept = why == Unusable::Unheard && self.is_current(&slot);
+        if !is_kept && why != Unusable::SetAside {
+            self.give_back(slot, key, out);
+        }
+        let told_until = holder.arrived;
+        let lane = self.lanes.entry(key).or_insert_with(Lane::new);
+        lane.told_until = lane.told_until.max(told_until);
+        lane.queue.join_again(Waiter { request, holder, ends, stage: Stage::Approached });
+        if is_kept {
+            lane.queue.hold(slot);
+        } else {
+            lane.tell(now);
+        }
+    }
+
+    /// Returns whether a slot is of the present epoch or outage, so that it stays booked where the lease is over.
+    fn is_current(&self, slot: &Slot) -> bool {
+        use crate::limiter::queue::slot::Source;
+        match slot.source {
+            Source::Store(epoch) => self.outage() == 0 && epoch == self.owed.epoch,
+            Source::Local(outage) => outage == self.outage(),
+            Source::Unlimited => true,
+        }
+    }
+
+    fn is_in_pause(&self, due: Moment) -> bool {
+        self.pause.now.as_ref().is_some_and(|paused| paused.holds(due))
+    }
+
+    /// Returns whether a slot may be handed out now.
+    pub(super) fn is_due(&self, slot: &Slot, now: Moment) -> bool {
+        slot.due <= now && self.is_usable(slot, now) && !self.is_in_pause(slot.due)
+    }
+
+    /// Hands out the slots that have come, the earliest first.
+    pub(super) fn hand_out(&mut self, around: &Around, out: &mut Vec<Action>) {
+        let mut in_flight_left = around.in_flight_left;
+        while in_flight_left > 0
+            && let Some(key) = self.next_due(around.now)
+        {
+            in_flight_left -= u32::from(self.hand_out_one(key, around, out));
+        }
+    }
+
+    /// Returns the lane whose first slot is the earliest of those that are due.
+    fn next_due(&self, now: Moment) -> Option<LaneKey> {
+        let slots = self.lanes.iter().filter_map(|(key, lane)| Some((lane.queue.next_slot()?, key)));
+        slots.filter(|(slot, _)| self.is_due(slot, now)).min_by_key(|(slot, _)| slot.due).map(|(_, key)| *key)
+    }
+
+    /// Hands out the first slot of a lane, or gives it back if it is late. Returns whether a request has it.
+    fn hand_out_one(&mut self, key: LaneKey, around: &Around, out: &mut Vec<Action>) -> bool {
+        let (now, guard) = (around.now, self.limits.guard);
+        let Some(lane) = self.lanes.get_mut(&key) else { return false };
+        let (Some(slot), Some(first)) = (lane.queue.take_slot(), lane.queue.first_mut()) else {
+            return false;
+        };
+        let clock = around.clock_of(slot.source);
+        if slot.is_late(&clock, now, guard) && first.holder.late < LATE_MAX {
+            // Another slot comes no sooner than an answer.
+            first.holder.deadline = first.holder.deadline.max(now + around.latency);
+            first.holder.late += 1;
+            lane.tell(now);
+            out.push(Action::CountLate(slot.lateness(&clock, now)));
+            self.give_back(slot, key, out);
+            return false;
+        }
+        let Some(Waiter { request, holder, .. }) = lane.queue.take_first() else { return false };
+        out.push(Action::Grant(request, slot, key.cost, holder));
+        true
+    }
+
+    /// Gives the slots back that no request needs.
+    pub(super) fn give_back_surplus(&mut self, now: Moment, out: &mut Vec<Action>) {
+        let mut surplus = Vec::new();
+        for (key, lane) in &mut self.lanes {
+            surplus.extend(lane.queue.take_surplus().into_iter().map(|slot| (slot, *key)));
+        }
+        for (slot, key) in surplus {
+            if let Some(lane) = self.lanes.get_mut(&key) {
+                lane.tell(now);
+            }
+            self.give_back(slot, key, out);
+        }
+    }
+
+    /// Gives a place to the requests that the line has taken, and notifies those whose slot is near.
+    pub(super) fn announce_waiting(&mut self, now: Moment, out: &mut Vec<Action>) {
+        for lane in self.lanes.values_mut() {
+            let until = lane.answered_until;
+            lane.queue.announce_until(until, REFUSAL_SLACK, |request| out.push(Action::Wait(request)));
+            lane.queue.approach(now, |request| out.push(Action::Approach(request)));
+        }
+    }
+
+    /// Returns when the next request must be notified, or gets its slot.
+    pub(super) fn next_slot(&self, around: &Around) -> Option<Moment> {
+        let queues = self.lanes.values().map(|lane| &lane.queue);
+        let next = queues.flat_map(|queue: &CostQueue| {
+            let slot = queue
+                .next_slot()
+                .filter(|slot| around.in_flight_left > 0 && self.is_usable(slot, slot.due.max(around.now)));
+            let due = slot.map(|slot| {
+                let paused = self.pause.now.as_ref().filter(|paused| paused.holds(slot.due));
+                paused.map_or(slot.due, |paused| paused.until)
+            });
+            [due, queue.next_approach()]
+        });
+        next.flatten().min()
+    }
+}

@@ -1,0 +1,285 @@
+//! The core of a worker whose callers share the quota, event by event.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Worker;
+use crate::clock::{Micros, Moment};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::model::{
+    Answer, Call, Class, ClassMember, Dealt, Flow, LineAnswer, OnStoreFailure, Permits, QueueLimits,
+    QuotaShare, Refusal, Want,
+};
+use crate::limiter::queue::request::{Arrival, Asker, RequestId};
+use crate::limiter::queue::shared::Shared;
+use crate::limiter::queue::slot::Source;
+use crate::limiter::queue::worker::core::events::{Action, Around, Back, Event, Limits, LocalAnswer};
+use crate::limiter::recovery::link::{Link, Terms};
+use crate::limiter::store::clock::StoreClock;
+use crate::limiter::tests;
+
+const START: Moment = Moment(10_000_000);
+const SECOND: Micros = Micros(1_000_000);
+const SHOWN: Micros = Micros(1_800_000_000_000_000);
+
+fn after(millis: u64) -> Moment {
+    START + Micros::from_millis(millis)
+}
+
+fn shown(moment: Moment) -> Micros {
+    SHOWN + (moment - START)
+}
+
+fn flow(name: &str) -> Flow {
+    Flow::of(&[Some(name.as_bytes())])
+}
+
+/// Two classes, of which the caller `web` is in the first.
+fn share(max_waiting: u32) -> QuotaShare {
+    let queue = QueueLimits { timeout: Duration::from_secs(1), max_waiting };
+    let class = |name: &str| Class { name: name.into(), floor_ppm: 0, ceiling_ppm: None, queue };
+    let members = HashMap::from([(Flow::member_of("web"), ClassMember { class: 0, weight: 1 })]);
+    QuotaShare {
+        classes: [class("first"), class("rest")].into(),
+        members: Arc::new(members),
+        ahead: Duration::from_millis(250),
+    }
+}
+
+fn limits(policy: OnStoreFailure, max_waiting: u32) -> Limits {
+    let limiter = tests::limiter(10, Duration::from_secs(1), Duration::from_secs(1));
+    Limits {
+        refs: vec![LimiterRef::new(&limiter, None, SHOWN)],
+        policies: vec![policy],
+        guard: Micros::from_millis(10),
+        cost_max: Permits::new(10).unwrap(),
+        too_costly: Refusal::CostExceedsLimit { limiter: limiter.name.clone(), cost_max: Permits::ONE },
+        max_waiting,
+        terms: Terms::new(Micros::from_millis(500), Micros::from_millis(100)),
+        shared: Some(Shared { share: share(max_waiting), ceilings: Vec::new() }),
+    }
+}
+
+struct Driven(Worker);
+
+impl Driven {
+    fn new(policy: OnStoreFailure) -> Driven {
+        Driven(Worker::new(limits(policy, 100), SECOND, START))
+    }
+
+    fn on(&mut self, now: Moment, events: Vec<Event>) -> Vec<Action> {
+        let clock = StoreClock::new(now, now, shown(now));
+        let around = Around { now, clock, wall: shown(now), latency: Micros::ZERO, in_flight_left: 128 };
+        let mut out = Vec::new();
+        self.0.on(events, &around, &mut out);
+        out
+    }
+}
+
+fn arrival(request: u32, name: &str, now: Moment) -> Event {
+    Event::Arrived(Arrival {
+        asker: Asker::Request(RequestId(request)),
+        cost: Permits::ONE,
+        arrived: now,
+        deadline: now + SECOND,
+        flow: flow(name),
+    })
+}
+
+/// Returns the answer by which slots are dealt, and that calls for another call at a moment.
+fn answer(now: Moment, deal: u64, slots: &[(&str, Moment)], again: Option<Moment>) -> Answer {
+    let dealt = slots.iter().map(|(name, at)| Dealt {
+        flow: flow(name).id,
+        slot: shown(*at),
+        count: 1,
+        costs: vec![1],
+    });
+    let line = LineAnswer {
+        deal,
+        again: again.map(shown).unwrap_or_default(),
+        dealt: dealt.collect(),
+        before: vec![0; 8],
+        ..LineAnswer::default()
+    };
+    Answer { now: shown(now), line: Some(Box::new(line)), ..Answer::default() }
+}
+
+fn answered(now: Moment, deal: u64, slots: &[(&str, Moment)], again: Option<Moment>) -> Event {
+    Event::Answered { answer: Box::new(answer(now, deal, slots, again)), refusal_budget: 0, sent: now }
+}
+
+fn call(actions: &[Action]) -> Option<&Call> {
+    actions.iter().find_map(|action| if let Action::Book(call) = action { Some(&**call) } else { None })
+}
+
+/// Returns how many requests without a slot a call tells of, by flow.
+fn told(call: &Call) -> Vec<(u64, u64)> {
+    let wants = &call.line.as_ref().unwrap().wants;
+    let count = |want: &Want| want.waiting.iter().map(|group| group.count).sum();
+    wants.iter().map(|want| (want.flow, count(want))).collect()
+}
+
+fn granted(actions: &[Action]) -> Vec<u32> {
+    let granted = actions.iter().filter_map(|action| match action {
+        Action::Grant(RequestId(request), ..) => Some(*request),
+        _ => None,
+    });
+    granted.collect()
+}
+
+fn refused(actions: &[Action]) -> Vec<u32> {
+    let refused = actions.iter().filter_map(|action| match action {
+        Action::Refuse(Asker::Request(RequestId(request)), ..) => Some(*request),
+        _ => None,
+    });
+    refused.collect()
+}
+
+#[test]
+fn the_first_request_of_a_flow_is_told_of_at_once_and_those_behind_it_together() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    let actions = core.on(START, vec![arrival(0, "web", START)]);
+    let first = call(&actions).unwrap();
+    assert_eq!(told(first), [(flow("web").id, 1)]);
+    let line = first.line.as_ref().unwrap();
+    assert!(line.begins && line.wants[0].class == 0 && line.ahead == Micros::from_millis(250));
+    core.on(after(1), vec![answered(after(1), 7, &[], Some(after(100)))]);
+    assert!(call(&core.on(after(2), vec![arrival(1, "web", after(2))])).is_none());
+    let actions = core.on(after(3), vec![arrival(2, "web", after(3)), arrival(3, "etl", after(3))]);
+    // A flow of which nobody waits presses, and takes the others along.
+    let second = call(&actions).unwrap();
+    let mut all = [(flow("web").id, 3), (flow("etl").id, 1)];
+    all.sort_unstable();
+    let mut told = told(second);
+    told.sort_unstable();
+    assert_eq!(told, all);
+    assert_eq!((second.line.as_ref().unwrap().begins, second.line.as_ref().unwrap().known), (false, 7));
+}
+
+#[test]
+fn slots_go_to_the_requests_of_their_flow_in_order_and_what_is_left_goes_back() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    let arrivals = vec![arrival(0, "etl", START), arrival(1, "web", START), arrival(2, "etl", START)];
+    core.on(START, arrivals);
+    let slots = [("web", after(5)), ("etl", after(9)), ("etl", after(9))];
+    let actions = core.on(after(1), vec![answered(after(1), 7, &slots, None)]);
+    assert!(actions.contains(&Action::Wait(RequestId(0))), "{actions:?}");
+    assert_eq!(granted(&core.on(after(6), Vec::new())), [1]);
+    // One leaves: the other takes the first slot, and the second one is given back.
+    let actions = core.on(after(7), vec![Event::Left(vec![RequestId(0)])]);
+    let unused = &call(&actions).unwrap().line.as_ref().unwrap().unused;
+    assert_eq!((unused.len(), unused[0].flow, unused[0].count), (1, flow("etl").id, 1));
+    assert_eq!(granted(&core.on(after(10), Vec::new())), [2]);
+}
+
+#[test]
+fn a_request_whose_slot_came_too_late_waits_again_in_its_old_place() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(START, vec![arrival(0, "etl", START), arrival(1, "etl", START)]);
+    core.on(after(1), vec![answered(after(1), 7, &[("etl", after(5))], Some(after(100)))]);
+    let actions = core.on(after(30), Vec::new());
+    assert!(granted(&actions).is_empty());
+    let again = call(&actions).unwrap();
+    assert_eq!(told(again), [(flow("etl").id, 2)]);
+    assert_eq!(again.line.as_ref().unwrap().unused.len(), 1);
+    core.on(after(31), vec![answered(after(31), 8, &[("etl", after(31))], Some(after(131)))]);
+    // The answer came in time for it.
+    let waiting = core.0.waiting();
+    assert_eq!(waiting, 1, "the first has gone");
+}
+
+#[test]
+fn what_a_store_that_lost_its_state_had_dealt_is_void_and_everybody_is_told_of_anew() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(START, vec![arrival(0, "etl", START), arrival(1, "etl", START)]);
+    core.on(after(1), vec![answered(after(1), 7, &[("etl", after(200))], Some(after(100)))]);
+    let actions = core.on(after(50), vec![Event::Linked(Link::Up { epoch: 9 })]);
+    let anew = call(&actions).unwrap();
+    assert_eq!(told(anew), [(flow("etl").id, 2)]);
+    let line = anew.line.as_ref().unwrap();
+    assert!(
+        line.begins && line.unused.is_empty() && line.wants[0].waiting[0].oldest == Micros::from_millis(50)
+    );
+    // An answer from before does not bring the slot back.
+    assert!(granted(&core.on(after(201), Vec::new())).is_empty());
+}
+
+#[test]
+fn the_policy_decides_while_the_store_is_away() {
+    let mut core = Driven::new(OnStoreFailure::Reject);
+    core.on(START, vec![arrival(0, "etl", START)]);
+    assert_eq!(refused(&core.on(after(1), vec![Event::Linked(Link::Away { outage: 1 })])), [0]);
+
+    let mut core = Driven::new(OnStoreFailure::Allow);
+    core.on(START, vec![arrival(0, "etl", START)]);
+    assert_eq!(granted(&core.on(after(1), vec![Event::Linked(Link::Away { outage: 1 })])), [0]);
+
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(START, vec![arrival(0, "etl", START), arrival(1, "web", START)]);
+    let actions = core.on(after(1), vec![Event::Linked(Link::Away { outage: 1 })]);
+    let asked = actions.iter().find_map(|action| match action {
+        Action::BookLocally(call) => call.line.as_ref(),
+        _ => None,
+    });
+    let classes: Vec<usize> = asked.unwrap().wants.iter().map(|want| want.class).collect();
+    assert!(classes.contains(&0) && classes.contains(&1), "{classes:?}");
+    let local = LocalAnswer { answer: answer(after(1), 3, &[("web", after(1))], None), cost_max: 10 };
+    let actions = core.on(after(1), vec![Event::AnsweredLocally(Box::new(local))]);
+    assert_eq!(granted(&actions), [1]);
+    // The store is back: all are told of, and the share is used no more.
+    let actions = core.on(after(9), vec![Event::Linked(Link::Up { epoch: 9 })]);
+    assert_eq!(told(call(&actions).unwrap()), [(flow("etl").id, 1)]);
+}
+
+#[test]
+fn no_more_of_a_class_wait_than_may_while_the_store_cannot_be_asked() {
+    let mut core = Driven(Worker::new(limits(OnStoreFailure::Local, 2), SECOND, START));
+    core.on(START, vec![Event::Reporting(true)]);
+    let arrivals = (0..4).map(|request| arrival(request, "etl", START)).chain([arrival(9, "web", START)]);
+    let actions = core.on(START, arrivals.collect());
+    assert_eq!(refused(&actions), [3, 2]);
+}
+
+#[test]
+fn a_request_that_waits_is_refused_at_its_end_whatever_the_state_is() {
+    for state in [Vec::new(), vec![Event::Linked(Link::Settling { epoch: 2, opens: after(900) })]] {
+        let mut core = Driven::new(OnStoreFailure::Local);
+        core.on(START, vec![arrival(0, "etl", START)]);
+        core.on(after(1), vec![answered(after(1), 7, &[], Some(after(5000)))]);
+        core.on(after(2), state.clone());
+        assert!(refused(&core.on(after(999), Vec::new())).is_empty(), "{state:?}");
+        assert_eq!(refused(&core.on(after(1003), Vec::new())), [0], "{state:?}");
+    }
+}
+
+#[test]
+fn a_permit_that_comes_back_unused_serves_the_next_of_its_flow() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(START, vec![arrival(0, "etl", START)]);
+    let actions = core.on(after(1), vec![answered(after(1), 7, &[("etl", after(1))], None)]);
+    let Some(Action::Grant(_, slot, cost, _)) =
+        actions.iter().find(|action| matches!(action, Action::Grant(..)))
+    else {
+        panic!("{actions:?}")
+    };
+    assert_eq!(slot.source, Source::Store(0));
+    core.on(after(2), vec![arrival(1, "etl", after(2))]);
+    let back = Event::Returned(*slot, *cost, Back::Unused(flow("etl")));
+    assert_eq!(granted(&core.on(after(3), vec![back])), [1]);
+}
+
+#[test]
+fn another_core_takes_over_who_waits_and_what_is_held() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(START, vec![arrival(0, "etl", START), arrival(1, "web", after(0))]);
+    core.on(after(1), vec![answered(after(1), 7, &[("etl", after(200))], Some(after(100)))]);
+    let remains = core.0.into_remains();
+    let slots: Vec<Micros> = remains.unused.iter().map(|(holding, _)| holding.slot).collect();
+    assert_eq!((remains.arrivals.len(), slots), (2, vec![shown(after(200))]));
+    let mut other = Driven::new(OnStoreFailure::Local);
+    other.0.take_over(remains, after(2));
+    let actions = other.on(after(2), Vec::new());
+    let call = call(&actions).unwrap();
+    assert_eq!((told(call).len(), call.line.as_ref().unwrap().unused.len()), (2, 1));
+}

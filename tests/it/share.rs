@@ -1,0 +1,168 @@
+//! Callers that share a quota by classes and weights, over several replicas: judged by the upstream's record.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::support::{
+    Pending, RedisServer, Request, Upstream, Weir, client, configuration, eventually, lane,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A configuration of one limiter, `api`, whose callers are named by the header `x-caller`.
+fn shared(store: &str, limits: &str, share: &str, upstream: &Upstream) -> String {
+    let queue = "{timeout: 60s, max_waiting: 5000}";
+    let limiter = format!("{{limits: [{limits}], queue: {queue}{share}}}");
+    configuration(store, &[("api", &limiter)], &[("path: /", "limiter: api")], upstream)
+}
+
+/// Sends requests of a caller, and does not wait for their answers.
+fn begin(weir: &Weir, caller: &str, count: usize) -> Vec<Pending> {
+    let request = || Request::get(&format!("/{caller}")).header("x-caller", caller);
+    (0..count).map(|_| Pending::send(&weir.url(""), request())).collect()
+}
+
+/// Returns how many requests of each caller were forwarded between two places of the record.
+fn forwarded(upstream: &Upstream, from: usize, to: usize) -> BTreeMap<String, usize> {
+    let mut forwarded = BTreeMap::new();
+    for target in &upstream.targets()[from..to] {
+        *forwarded.entry(target.trim_start_matches('/').to_owned()).or_default() += 1;
+    }
+    forwarded
+}
+
+const EVEN: &str = "{rate: 100, per: 1s, algorithm: leaky_bucket}";
+
+#[tokio::test]
+async fn weights_hold_over_replicas_with_uneven_backlogs() {
+    lane::calm(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let share = ", share: {by: header:x-caller, weights: {a: 3}}";
+        let fleet = Weir::fleet(3, &shared(&redis.store(), EVEN, share, &upstream)).await;
+        let mut pending = Vec::new();
+        for (weir, counts) in fleet.iter().zip([[250, 40, 220], [150, 160, 40], [60, 40, 40]]) {
+            for (caller, count) in ["a", "b", "c"].iter().zip(counts) {
+                pending.extend(begin(weir, caller, count));
+            }
+        }
+        upstream.wait_for(500, 30 * SECOND).await;
+        let first = forwarded(&upstream, 100, 500);
+        assert!(first["a"].abs_diff(240) <= 12 && first["b"].abs_diff(80) <= 12, "{first:?}");
+        for answer in client::answers(pending).await {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+        upstream.assert_within(100, SECOND);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_first_class_goes_before_a_backlog_of_other_replicas() {
+    lane::calm(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let share =
+            ", share: {by: header:x-caller, classes: [{name: interactive, of: [web]}, {name: batch}]}";
+        let fleet = Weir::fleet(3, &shared(&redis.store(), EVEN, share, &upstream)).await;
+        let backlog: Vec<Pending> = fleet[..2].iter().flat_map(|weir| begin(weir, "etl", 400)).collect();
+        for weir in &fleet[..2] {
+            weir.wait_for_waiting(200).await;
+        }
+        // One after the other, so that only the backlog can be in the way.
+        for _ in 0..10 {
+            let before = upstream.count();
+            for answer in client::answers(begin(&fleet[2], "web", 1)).await {
+                assert_eq!(answer.status, 200, "{}", answer.text());
+            }
+            let passed = forwarded(&upstream, before, upstream.count());
+            let others = passed.get("etl").copied().unwrap_or_default();
+            // Slots are dealt 250 ms ahead, which are 25.
+            assert!(others <= 25 + 15, "{others} of the batch went first");
+        }
+        drop(backlog);
+        upstream.assert_within(100, SECOND);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_ceiling_leaves_the_rest_of_each_window_to_others() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let share = ", share: {by: header:x-caller, classes: [{name: interactive, of: [web]}, {name: batch, ceiling: 70%}]}";
+    let fleet = Weir::fleet(2, &shared(&redis.store(), "100/1h", share, &upstream)).await;
+    let batch: Vec<Pending> = fleet.iter().flat_map(|weir| begin(weir, "etl", 60)).collect();
+    upstream.wait_for(70, 10 * SECOND).await;
+    // The window has room, and the batch none.
+    for answer in client::answers(begin(&fleet[0], "web", 30)).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    assert_eq!(forwarded(&upstream, 0, upstream.count())["etl"], 70);
+    drop(batch);
+}
+
+#[tokio::test]
+async fn reloads_that_add_change_and_remove_a_share_lose_nobody() {
+    lane::calm(async || {
+        let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+        let config = |share: &str| shared(&redis.store(), EVEN, share, &upstream);
+        let fleet = Weir::fleet(2, &config("")).await;
+        let mut pending = Vec::new();
+        for weir in &fleet {
+            for caller in ["a", "b"] {
+                pending.extend(begin(weir, caller, 100));
+            }
+        }
+        let shares = [
+            ", share: {by: header:x-caller, weights: {a: 3}}",
+            ", share: {by: header:x-caller, classes: [{name: first, of: [b]}, {name: rest, ceiling: 50%}]}",
+            "",
+        ];
+        for (place, share) in shares.iter().enumerate() {
+            upstream.wait_for(60 * (place + 1), 20 * SECOND).await;
+            Weir::reload_all(&fleet, &config(share)).await;
+        }
+        for answer in client::answers(pending).await {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+        assert_eq!(upstream.count(), 400);
+        upstream.assert_within(100, SECOND);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn who_leaves_a_line_is_not_served() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let share = ", share: {by: header:x-caller}";
+    let weir = Weir::start(&shared(&redis.store(), "10/1s", share, &upstream)).await;
+    let (staying, leaving) = (begin(&weir, "stays", 20), begin(&weir, "leaves", 40));
+    weir.wait_for_waiting(40).await;
+    let before = forwarded(&upstream, 0, upstream.count()).get("leaves").copied().unwrap_or_default();
+    drop(leaving);
+    for answer in client::answers(staying).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    eventually("an empty queue", 10 * SECOND, async || weir.waiting().await == 0.0).await;
+    let after = forwarded(&upstream, 0, upstream.count()).get("leaves").copied().unwrap_or_default();
+    // Those whose slots had been dealt by then.
+    assert!(after <= before + 10, "{before} before, {after} in the end");
+}
+
+#[tokio::test]
+async fn a_class_has_its_own_queue_and_refusals() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let share = ", share: {by: header:x-caller, classes: [{name: first, of: [a]}, \
+                 {name: rest, queue: {timeout: 500ms, max_waiting: 2}}]}";
+    let weir = Weir::start(&shared("memory", "2/1h", share, &upstream)).await;
+    for answer in client::answers(begin(&weir, "a", 2)).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    let started = Instant::now();
+    for answer in client::answers(begin(&weir, "b", 3)).await {
+        assert_eq!((answer.status, answer.weir_error()), (429, Some("rate_limited")), "{}", answer.text());
+        assert!(answer.retry_after() > 1000 * SECOND, "{:?}", answer.retry_after());
+    }
+    assert!(started.elapsed() < 10 * SECOND, "nobody of it waits for an hour");
+}
