@@ -223,12 +223,14 @@ impl RedisServer {
         self.info("persistence", "rdb_changes_since_last_save").await
     }
 
-    /// Returns the number of keys, without weir's epoch and replicas. Expired keys that the server has not removed yet
-    /// count.
+    /// Returns the number of keys, without weir's epoch and replicas, and the fleet's figures, which stay for weeks. Expired keys that the
+    /// server has not removed yet count.
     pub(crate) async fn size(&self) -> u64 {
         let number = |value| redis::from_redis_value::<u64>(value).expect("a number");
+        let figures: Vec<String> =
+            redis::from_redis_value(self.command(&["KEYS", "*{usage}:*"]).await).expect("KEYS is a list");
         let own = number(self.command(&["EXISTS", "weir:v2:epoch", "weir:v1:replicas"]).await);
-        number(self.command(&["DBSIZE"]).await) - own
+        number(self.command(&["DBSIZE"]).await).saturating_sub(own + figures.len() as u64)
     }
 
     /// Returns all keys.
