@@ -129,7 +129,7 @@ const BROKEN: &[(&str, &str)] = &[
     (
         "limiters:\n  a: {limits: [9/s], queue: {timeout: 1s}, share: {by: [client, 'header:x y', route, route], ahead: 2s, weights: {b: 0}}}\nROUTES",
         "2:57: limiters.a.share.by[0]: `client` needs `clients` at the top of the file, which identify callers\n\
-         2:65: limiters.a.share.by[1]: expected client, header:NAME, query:NAME or route\n\
+         2:65: limiters.a.share.by[1]: expected client, header:NAME, query:NAME, json:PATH or route\n\
          2:101: limiters.a.share.ahead: must be from 50ms to 1s\n\
          2:118: limiters.a.share.weights.b: must be 1 to 1000",
     ),

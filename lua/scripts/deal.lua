@@ -177,6 +177,8 @@ if not is_closed and not is_repeated and line.flows[1] then
   local TURNS = 32
   -- The most instants at which one call deals. The rest comes with the next one.
   local DEALS_MAX = 64
+  -- How often one call looks for room from now on again, because another replica hears of its slots sooner.
+  local SEARCHES_MAX = 12
   -- How long another replica than the caller takes to hear of a slot after it has called.
   local LEAD_MAX = 30000
   local till, lead, quantum = now + ahead, min(LEAD_MAX, floor(ahead / 4)), nil
@@ -187,7 +189,7 @@ if not is_closed and not is_repeated and line.flows[1] then
     end
   end
   quantum = max(floor(quantum / TURNS), 1)
-  local flows, deals_left = line.flows, DEALS_MAX
+  local flows, deals_left, searches_left = line.flows, DEALS_MAX, SEARCHES_MAX
   local reaches, is_full, virtuals, heads, classes, tags = {}, {}, { 0, 0, 0, 0 }, {}, {}, {}
   local searches, stood = searches_from(now), now
 
@@ -264,7 +266,10 @@ if not is_closed and not is_repeated and line.flows[1] then
     local row = flow[5][head]
     local to, origin, costs, most = row[1], row[2], row[3], row[6]
     local from, price, class = reaches[to], Line.price(costs), flow[2]
-    if stood > from then searches, stood = searches_from(now), now end
+    if stood > from then
+      searches, stood, searches_left = searches_from(now), now, searches_left - 1
+      if searches_left == 0 then deals_left = 0 end
+    end
     local few = max(floor(quantum / price), 1)
     if second then most = min(most, max(floor(Line.permits_of(second - start, flow[3]) / price) + 1, few)) end
     -- Of several runs of a flow none goes for longer, so that those who came at the same time go together.

@@ -60,6 +60,8 @@ pub(crate) enum ProxyError {
         limiter: Option<Arc<Limiter>>,
         /// The wait and the header that bounds it, if the request itself does.
         wait: Option<String>,
+        /// The class of the caller, where callers share the quota.
+        class: Option<Arc<str>>,
     },
     /// The request's body selects a limit, and there is no memory to read it ahead.
     #[error("the body selects a limit, and `server.body_memory` has no room to read it ahead")]

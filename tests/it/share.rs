@@ -71,7 +71,7 @@ async fn the_first_class_goes_before_a_backlog_of_other_replicas() {
         for _ in 0..10 {
             let before = upstream.count();
             for answer in client::answers(begin(&fleet[2], "web", 1)).await {
-                assert_eq!(answer.status, 200, "{}", answer.text());
+                assert_eq!((answer.status, answer.header("weir-class")), (200, Some("interactive")));
             }
             let passed = forwarded(&upstream, before, upstream.count());
             let others = passed.get("etl").copied().unwrap_or_default();
@@ -150,6 +150,26 @@ async fn who_leaves_a_line_is_not_served() {
 }
 
 #[tokio::test]
+async fn a_caller_can_be_named_by_the_body() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let share = ", share: {by: json:team, classes: [{name: first, of: [a]}, {name: rest, ceiling: 50%}]}";
+    let weir = Weir::start(&shared("memory", "4/1h", share, &upstream)).await;
+    let send = |team: &str| {
+        let request = Request::post("/", format!(r#"{{"team": "{team}"}}"#).as_bytes());
+        Pending::send(&weir.url(""), request.header("content-type", "application/json"))
+    };
+    for answer in client::answers(vec![send("b"), send("c")]).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    let refused = client::answers(vec![send("b")]).await;
+    assert_eq!((refused[0].status, refused[0].header("weir-class")), (429, Some("rest")));
+    for answer in client::answers(vec![send("a"), send("a")]).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+}
+
+#[tokio::test]
 async fn a_class_has_its_own_queue_and_refusals() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
@@ -162,6 +182,7 @@ async fn a_class_has_its_own_queue_and_refusals() {
     let started = Instant::now();
     for answer in client::answers(begin(&weir, "b", 3)).await {
         assert_eq!((answer.status, answer.weir_error()), (429, Some("rate_limited")), "{}", answer.text());
+        assert_eq!(answer.header("weir-class"), Some("rest"));
         assert!(answer.retry_after() > 1000 * SECOND, "{:?}", answer.retry_after());
     }
     assert!(started.elapsed() < 10 * SECOND, "nobody of it waits for an hour");

@@ -16,7 +16,7 @@ use crate::config::units;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct QuotaShare {
-    /// What names a caller: `client` (with `clients`), `header:NAME`, `query:NAME` or `route`, or a list of them. Requests of one caller are a
+    /// What names a caller: `client` (with `clients`), `header:NAME`, `query:NAME`, `json:PATH` (a value of the JSON body; see `body` of the route) or `route`, or a list of them. Requests of one caller are a
     /// flow; the flows of a class get equal parts, or parts by their `weights`. Required.
     #[schemars(extend("examples" = ["client", ["client", "header:x-team"]]))]
     pub(crate) by: OneOrMore,

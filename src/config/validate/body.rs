@@ -4,6 +4,7 @@ use super::check::Check;
 use super::json::json_values;
 use super::limiter::Keyed;
 use super::place::{At, Given, key};
+use super::share::By;
 use crate::config::json_path::JsonMatch;
 use crate::config::model::{Cost, KeyPart, Match};
 use crate::config::problem::quoted;
@@ -66,8 +67,11 @@ fn asks((matches, limiters, cost): (&Match, &[&Keyed], &Cost)) -> Option<String>
         return Some("`cost.json` looks into bodies".to_owned());
     }
     limiters.iter().find_map(|(limiter, reading)| {
-        let path = reading.key.iter().find_map(KeyPart::json_path)?;
         let name = quoted(limiter.name.as_str());
-        Some(format!("limiter {name} has `json:{path}` in its `key`"))
+        if let Some(path) = reading.key.iter().find_map(KeyPart::json_path) {
+            return Some(format!("limiter {name} has `json:{path}` in its `key`"));
+        }
+        let path = reading.flow.iter().flat_map(|by| by.iter()).find_map(By::json_path)?;
+        Some(format!("limiter {name} has `json:{path}` in `share.by`"))
     })
 }

@@ -8,7 +8,7 @@ use http::HeaderName;
 
 use super::check::{Check, DAY, MILLISECOND, NAME_EXPECTED};
 use super::place::{At, Given, all, key};
-use crate::config::model::KeyPart;
+use crate::config::model::{JsonPath, KeyPart};
 use crate::config::problem::quoted;
 use crate::config::schema::share::{Class, ClassQueue, OneOrMore, QuotaShare as Written};
 use crate::config::schema::{self};
@@ -37,6 +37,16 @@ pub(super) enum By {
     Part(KeyPart),
     /// The name of its route.
     Route,
+}
+
+impl By {
+    /// Returns the path of the value of a JSON body.
+    pub(super) fn json_path(&self) -> Option<&JsonPath> {
+        match self {
+            By::Part(part) => part.json_path(),
+            By::Route => None,
+        }
+    }
 }
 
 /// Checks how callers share a limiter. The outer `None` is a problem, the inner one no share.
@@ -94,9 +104,10 @@ fn one_by(check: &mut Check<'_>, part: &str, at: &At<'_>, has_clients: bool) -> 
         None if part == "client" => Some(By::Part(KeyPart::Client)),
         Some(("header", name)) => HeaderName::try_from(name).ok().map(|name| By::Part(KeyPart::Header(name))),
         Some(("query", name)) if !name.is_empty() => Some(By::Part(KeyPart::Query(name.into()))),
+        Some(("json", path)) => JsonPath::parse(path).map(|path| By::Part(KeyPart::Json(path))),
         _ => None,
     };
-    read.or_else(|| check.refuse(at, "expected client, header:NAME, query:NAME or route"))
+    read.or_else(|| check.refuse(at, "expected client, header:NAME, query:NAME, json:PATH or route"))
 }
 
 fn classes(

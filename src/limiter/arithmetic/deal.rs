@@ -18,6 +18,9 @@ const TURNS: u64 = 32;
 /// The most instants at which one call deals. The rest comes with the next one.
 const DEALS_MAX: usize = 64;
 
+/// How often one call looks for room from now on again, because another replica hears of its slots sooner.
+const SEARCHES_MAX: usize = 12;
+
 /// A replica calls again within this part of the time that slots are dealt ahead (2/5), if any can be dealt then.
 const AGAIN: u64 = 5;
 
@@ -179,6 +182,7 @@ struct Dealing<'a> {
     /// The most permits of a turn.
     quantum: u64,
     deals_left: usize,
+    searches_left: usize,
 }
 
 /// The flow whose turn it is, the start of the turn, and that of the flow of its class which comes next.
@@ -203,6 +207,7 @@ impl<'a> Dealing<'a> {
             virtuals: [0; CLASSES_MAX],
             quantum: (granted / TURNS).max(1),
             deals_left: DEALS_MAX,
+            searches_left: SEARCHES_MAX,
         };
         dealing.heads = (0..dealing.line.flows.len()).map(|flow| dealing.head(flow)).collect();
         dealing
@@ -259,6 +264,10 @@ impl<'a> Dealing<'a> {
             let replica = self.line.flows[turn.flow].runs[head].key.replica;
             if self.stood > self.reach_of(replica) {
                 (searches, self.stood) = (searches_from(states, self.terms.now), self.terms.now);
+                self.searches_left -= 1;
+                if self.searches_left == 0 {
+                    self.deals_left = 0;
+                }
             }
             let end = self.deal_turn(&mut searches, &turn, head);
             let at = match end {

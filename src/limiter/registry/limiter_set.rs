@@ -147,6 +147,12 @@ impl LimiterSet {
         }
     }
 
+    /// Returns the name of a flow's class, where callers share the quota.
+    pub fn class(&self, flow: Flow) -> Option<Arc<str>> {
+        let mut limiters = self.inner.limiters.iter();
+        limiters.find_map(|(active, _)| Some(active.limiter().share.as_ref()?.class(flow).name.clone()))
+    }
+
     /// Returns the longest wait of a request of a flow that names none.
     pub fn wait_max(&self, flow: Flow) -> Duration {
         let waits = self.inner.limiters.iter().map(|(active, _)| active.limiter().wait_max(flow));

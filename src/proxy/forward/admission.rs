@@ -81,7 +81,7 @@ pub(crate) fn check_patience(plan: &Plan, record: &Record) -> Result<(), ProxyEr
     let (name, retry_after) = (limiter.name.clone(), spacing.unwrap_or_default());
     let refusal = Refusal::RateLimited { limiter: name, limit: 0, available: 0, retry_after };
     let wait = Some(patience.describe(patience.wait(|| plan.answer_time())));
-    Err(ProxyError::Refused { refusal, limiter: Some(limiter), wait })
+    Err(ProxyError::Refused { refusal, limiter: Some(limiter), wait, class: plan.class() })
 }
 
 /// Runs a part of a request as a span of its trace, if it has one. A traced part is boxed, because waiting requests must stay
@@ -206,7 +206,7 @@ pub(crate) async fn while_wanted<T>(
 
 fn refused(plan: &Plan, limiter_set: &LimiterSet, refusal: Refusal) -> ProxyError {
     let limiter = limiter_set.limiter(refusal.limiter(), &plan.partitions);
-    ProxyError::Refused { refusal, limiter, wait: plan.wait_told() }
+    ProxyError::Refused { refusal, limiter, wait: plan.wait_told(), class: plan.class() }
 }
 
 /// A permit whose request has been handed to hyper. If the client leaves now, the request may have been written, so a drop spends the

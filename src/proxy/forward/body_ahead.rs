@@ -75,7 +75,7 @@ fn wait(route: &Route) -> Result<Option<WaitingOutside>, ProxyError> {
     let Some(limiter_set) = &route.limiter_set else { return Ok(None) };
     limiter_set.wait_outside().map(Some).map_err(|refusal| {
         let limiter = limiter_set.limiter(refusal.limiter(), &[]);
-        ProxyError::Refused { refusal, limiter, wait: None }
+        ProxyError::Refused { refusal, limiter, wait: None, class: None }
     })
 }
 

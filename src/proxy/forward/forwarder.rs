@@ -312,7 +312,7 @@ fn respond(
         let left = outgoing.feedback.quota_left.take();
         limit_headers::replace(response.headers_mut(), form, left.as_deref(), SystemTime::now());
     }
-    response::add_wait(response.headers_mut(), record.wait.total);
+    response::add_wait(response.headers_mut(), record.wait.total, || plan.class());
     // hyper writes the version of the client's connection.
     *response.version_mut() = Version::HTTP_11;
     if response.status() == SWITCHING_PROTOCOLS {

@@ -137,6 +137,11 @@ impl Plan {
         wait_max.min(self.demand.wait_max.unwrap_or(Duration::MAX)).saturating_sub(waited)
     }
 
+    /// Returns the class of the caller, where callers share the quota.
+    pub(crate) fn class(&self) -> Option<Arc<str>> {
+        self.route.limiter_set.as_ref()?.class(self.demand.flow)
+    }
+
     /// Returns what the upstream lately took to answer.
     pub(crate) fn answer_time(&self) -> Duration {
         self.route.answer_times.percentile_90()

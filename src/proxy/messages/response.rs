@@ -2,6 +2,7 @@
 //!
 //! The only file of the proxy with status codes. Sends nothing, and knows nothing of logs and metrics.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,6 +25,7 @@ pub(crate) const SWITCHING_PROTOCOLS: StatusCode = StatusCode::SWITCHING_PROTOCO
 
 const WEIR_ERROR: HeaderName = HeaderName::from_static("weir-error");
 const WEIR_WAIT_MS: HeaderName = HeaderName::from_static("weir-wait-ms");
+const WEIR_CLASS: HeaderName = HeaderName::from_static("weir-class");
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
 /// The problem type of every 429, from draft-ietf-httpapi-ratelimit-headers-10.
@@ -74,6 +76,9 @@ pub(crate) fn refuse(error: &ProxyError, reader: Reader, errors: Errors) -> Refu
     let mut response = respond(&verdict, reader, errors);
     let headers = response.headers_mut();
     headers.insert(WEIR_ERROR, HeaderValue::from_static(verdict.code));
+    if let ProxyError::Refused { class, .. } = error {
+        add_class(headers, class.as_deref());
+    }
     if matches!(error, ProxyError::BadFraming(_)) {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -100,11 +105,18 @@ pub(crate) fn outline(error: &ProxyError) -> (u16, &'static str, String) {
     (verdict.status.as_u16(), verdict.code, verdict.detail)
 }
 
-/// Writes `weir-wait-ms` if the request waited.
-pub(crate) fn add_wait(headers: &mut HeaderMap, waited: Duration) {
+/// Writes `weir-wait-ms`, and `weir-class` where callers share the quota, if the request waited.
+pub(crate) fn add_wait(headers: &mut HeaderMap, waited: Duration, class: impl FnOnce() -> Option<Arc<str>>) {
     if !waited.is_zero() {
         headers.insert(WEIR_WAIT_MS, HeaderValue::from(millis(waited)));
+        add_class(headers, class().as_deref());
     }
+}
+
+/// Writes `weir-class`. The name of a class is a valid value.
+fn add_class(headers: &mut HeaderMap, class: Option<&str>) {
+    let value = class.and_then(|class| HeaderValue::from_str(class).ok());
+    headers.extend(value.map(|value| (WEIR_CLASS, value)));
 }
 
 /// Returns whole milliseconds, saturating.
@@ -155,7 +167,7 @@ pub(crate) fn no_tunnel(status: u16) -> Option<&'static str> {
 fn verdict(error: &ProxyError) -> Verdict<'_> {
     use Outcome::{Cancelled, Failed, Refused};
     let (status, code, outcome) = match error {
-        ProxyError::Refused { refusal, limiter, wait } => {
+        ProxyError::Refused { refusal, limiter, wait, .. } => {
             return refused(refusal, limiter.as_deref(), wait.as_deref());
         }
         ProxyError::BadRequest(_)

@@ -65,9 +65,10 @@ pub(crate) fn no_trailers(rule: &Rule) -> Arc<[HeaderName]> {
 /// Returns the places in bodies that the routes name, each once.
 fn json_paths(routes: &[Arc<Route>]) -> Arc<[JsonPath]> {
     let mut paths: Vec<JsonPath> = Vec::new();
-    for Rule { matches, limiters, cost, .. } in routes.iter().map(|route| &route.rule) {
+    for Rule { matches, limiters, flow, cost, .. } in routes.iter().map(|route| &route.rule) {
         let conditions = matches.json.iter().flat_map(|json| &json.values).map(|(path, _)| path);
-        let parts = limiters.iter().flat_map(|(_, key)| key.iter()).filter_map(KeyPart::json_path);
+        let keys = limiters.iter().flat_map(|(_, key)| key.iter());
+        let parts = keys.chain(flow.iter()).filter_map(KeyPart::json_path);
         let cost = if let Cost::Json { path, .. } = cost { Some(path) } else { None };
         for path in conditions.chain(parts).chain(cost) {
             if !paths.contains(path) {
