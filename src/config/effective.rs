@@ -16,6 +16,7 @@ use super::model::{
 };
 use super::units::{Share, Size, show_duration, show_share, show_size};
 use crate::limiter::Partition;
+use crate::limiter::model::Class;
 use crate::limiter::model::limit::{Algorithm, Limit, Limiter, Mode, OnStoreFailure, PausePolicy, Scope};
 use crate::telemetry::AccessRule;
 
@@ -216,12 +217,19 @@ fn limiter_keys(limiter: &Limiter) -> Value {
         "sync": if limiter.follows_upstream { "headers" } else { OFF },
     });
     if let Some(share) = &limiter.share {
-        keys["share"] = json!({ "ahead": show_duration(share.ahead) });
+        let classes: Vec<Value> = share.classes.iter().map(class).collect();
+        keys["share"] = json!({ "ahead": show_duration(share.ahead), "classes": classes });
     }
     if let Some(partitioned) = &limiter.partitioned {
         keys["max_partitions"] = partitioned.max_partitions.into();
     }
     keys
+}
+
+fn class(class: &Class) -> Value {
+    let part = |ppm: u32| show_share(Share { ppm: ppm.into() });
+    let ceiling = class.ceiling_ppm.map_or_else(|| show_share(Share::WHOLE), part);
+    json!({ "name": &*class.name, "floor": part(class.floor_ppm), "ceiling": ceiling })
 }
 
 fn limit(limit: &Limit) -> Value {
@@ -378,6 +386,7 @@ limiters:
     key: [client_ip]
     queue: {timeout: 1s, max_waiting: 5}
     pause: {guess: {}}
+    share: {by: route, classes: [{name: one}]}
 routes:
   - {name: a, match: {}, upstream: 'http://a', limiter: all, cost: {header: x-cost}, retry: {}, breaker: {}}
 ";

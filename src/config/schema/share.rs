@@ -20,7 +20,7 @@ pub(crate) struct QuotaShare {
     /// flow; the flows of a class get equal parts, or parts by their `weights`. Required.
     #[schemars(extend("examples" = ["client", ["client", "header:x-team"]]))]
     pub(crate) by: OneOrMore,
-    /// The weights of flows within their class, 1 to 1000, by the value of `by`, of its first where it has several. Default `1` for each.
+    /// The weights of flows within their class, 1 to 1000, by the value of `by`, of its first where it has several. Others have the weight 1.
     #[schemars(extend("examples" = [{"billing": 3}]))]
     pub(crate) weights: Option<Named<i64>>,
     /// One to four classes. As long as the first has a request that may go, no other goes; who is in none is in the last. Default: one

@@ -144,6 +144,10 @@ fn classes(
             None => is_sound = false,
         }
     }
+    // All were faulty, which has been reported.
+    if valid.is_empty() {
+        return None;
+    }
     let floors: u32 = valid.iter().map(|class| class.floor_ppm).sum();
     if floors >= ppm(Share::WHOLE) {
         return check.refuse(&list.at, "the floors together must be less than 100%");
@@ -165,7 +169,10 @@ fn one_class(
     if LimiterName::parse(name.value).is_none() {
         return check.refuse(&name.at, NAME_EXPECTED);
     }
-    let floor = part(check, &key!(class.floor), limits, |part| Share { ppm: Share::WHOLE.ppm - part.ppm });
+    let floor = key!(class.floor);
+    let has_none = floor.value.as_ref().is_some_and(|schema::forms::Text(part)| part.ppm == 0);
+    let rest = |part: Share| Share { ppm: Share::WHOLE.ppm.saturating_sub(part.ppm) };
+    let floor = if has_none { Some(None) } else { part(check, &floor, limits, rest) };
     let ceiling = part(check, &key!(class.ceiling), limits, |part| part);
     let queue = match (key!(class.queue).get(), queue) {
         (None, queue) => queue.copied(),
