@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use serde_json::{Value, json};
 
 use crate::telemetry::{REQUEST_SECONDS, RouteCounts};
-use crate::usage::quantiles;
+use crate::usage::{float, quantiles};
 
 /// Samples that are kept: a minute, and the one before it.
 const SAMPLES_MAX: usize = 13;
@@ -72,13 +72,9 @@ impl Routes {
     }
 }
 
+/// Rounds to thousandths.
 fn rounded(number: f64) -> f64 {
     (number * 1000.0).round() / 1000.0
-}
-
-#[allow(clippy::cast_precision_loss, reason = "figures for people")]
-fn float(count: u64) -> f64 {
-    count as f64
 }
 
 #[cfg(test)]

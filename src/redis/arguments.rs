@@ -77,6 +77,12 @@ impl Context<'_> {
             .collect()
     }
 
+    /// Returns the keys of a call for a queue: its states, its own one, and the others.
+    fn keys_with(&self, limiter_refs: &[LimiterRef], own: String) -> Vec<String> {
+        let states = limiter_refs.iter().map(|one| keys::limiter(self.prefix, one, self.is_cluster));
+        states.chain([own, self.epoch.to_owned()]).chain(self.rest(limiter_refs)).collect()
+    }
+
     /// Returns the last keys of a call that writes these states: first those of the part of the store, then the states in the earlier
     /// layout.
     fn rest(&self, limiter_refs: &[LimiterRef]) -> impl Iterator<Item = String> {
@@ -122,12 +128,7 @@ pub(super) fn reserve(
     call: &Call,
     number: u64,
 ) -> Arguments {
-    let Context { prefix, is_cluster, .. } = *context;
-    let state = |one| keys::limiter(prefix, one, is_cluster);
-    let mut keys: Vec<String> = limiter_refs.iter().map(state).collect();
-    keys.push(keys::queue(prefix, limiter_refs, is_cluster));
-    keys.push(context.epoch.to_owned());
-    keys.extend(context.rest(limiter_refs));
+    let keys = context.keys_with(limiter_refs, keys::queue(context.prefix, limiter_refs, context.is_cluster));
     let holding = |holding: &Holding| [holding.slot.0, holding.cost, holding.count];
     let run = |run: &Run| [run.cost, run.wait_max.0, run.count];
     let values = Reserve {
@@ -189,12 +190,7 @@ pub(super) fn deal(
     (call, line): (&Call, &LineCall),
     number: u64,
 ) -> Arguments {
-    let Context { prefix, is_cluster, .. } = *context;
-    let state = |one| keys::limiter(prefix, one, is_cluster);
-    let mut keys: Vec<String> = limiter_refs.iter().map(state).collect();
-    keys.push(keys::line(prefix, limiter_refs, is_cluster));
-    keys.push(context.epoch.to_owned());
-    keys.extend(context.rest(limiter_refs));
+    let keys = context.keys_with(limiter_refs, keys::line(context.prefix, limiter_refs, context.is_cluster));
     let group = |of: &Waiting| [of.oldest.0, of.newest.0, of.wait_max.0, of.count];
     let wants = line.wants.iter().map(|of| {
         let groups = of.waiting.iter().flat_map(group).collect();

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::clock::StoreTime;
 use super::figures::{Figures, LimitFigures, LimitReading, LimiterFigures, Reading, Sharing};
 use super::forecast::Use;
+use super::numbers::float;
 use super::pace::{PARTS, Pace};
 use super::store::{Told, UsageStore};
 use super::waits::{self, Waits};
@@ -294,11 +295,6 @@ fn used(limit: &LimitReading, told: &[(Duration, &LimitFigures)]) -> Use {
 
 fn is_long(limit: &LimitReading) -> bool {
     u128::from(limit.per_us) >= FORECAST_PER_MIN.as_micros()
-}
-
-#[allow(clippy::cast_precision_loss, reason = "figures for people")]
-fn float(count: u64) -> f64 {
-    count as f64
 }
 
 #[cfg(test)]

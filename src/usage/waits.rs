@@ -4,6 +4,8 @@
 
 use std::collections::VecDeque;
 
+use super::numbers::float;
+
 /// The time over which waits are counted, and the time between two snapshots of the counts.
 const LATELY_US: u64 = 60_000_000;
 const SNAPSHOT_US: u64 = 10_000_000;
@@ -61,11 +63,6 @@ fn at(bounds: &[f64], sums: &[u64], rank: f64) -> f64 {
         before += count;
     }
     bounds.last().copied().unwrap_or_default()
-}
-
-#[allow(clippy::cast_precision_loss, reason = "figures for people")]
-fn float(count: u64) -> f64 {
-    count as f64
 }
 
 #[cfg(test)]

@@ -57,7 +57,10 @@ const EXCEPTIONS: Exceptions<'static> = Exceptions {
         ("Options in src/cli/check.rs", "options of a command"),
         ("Route in src/config/model.rs", "keys of a route"),
     ],
-    branching: &[("Worker::take in src/limiter/queue/worker/core/mod.rs", "one arm for each event")],
+    branching: &[
+        ("Worker::take in src/limiter/queue/worker/core/mod.rs", "one arm for each event"),
+        ("Worker::take in src/limiter/queue/worker/line/mod.rs", "one arm for each event"),
+    ],
 };
 
 /// Returns the project's directory; `WEIR_ARCHITECTURE_ROOT` names another one.

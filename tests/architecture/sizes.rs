@@ -13,8 +13,9 @@ const FUNCTION_LINES_MEDIAN_MAX: usize = 10;
 const FIELDS_MAX: usize = 12;
 
 /// The files of the cores, of which each function has few branches and each struct few fields.
-const CORES: [&str; 5] = [
+const CORES: [&str; 6] = [
     "src/limiter/queue/worker/core/",
+    "src/limiter/queue/worker/line/",
     "src/limiter/recovery/copies.rs",
     "src/limiter/recovery/ledger.rs",
     "src/limiter/recovery/link.rs",

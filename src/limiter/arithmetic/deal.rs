@@ -7,9 +7,9 @@
 use crate::clock::Micros;
 use crate::limiter::arithmetic::line::{Flow, Key, Line, permits_of};
 use crate::limiter::arithmetic::prospects::settle_new;
-use crate::limiter::arithmetic::room::{Room, States, Terms, earliest, searches_from};
+use crate::limiter::arithmetic::room::{Room, States, Terms, earliest, searches_from, seen};
 use crate::limiter::arithmetic::search::Search;
-use crate::limiter::model::{Answer, CLASSES_MAX, Call, Dealt, Epoch, LineAnswer, LineCall};
+use crate::limiter::model::{Answer, CLASSES_MAX, Call, Dealt, LineAnswer, LineCall};
 
 /// A turn takes that part of what the limits grant within the time that slots are dealt ahead, one permit at least: a call takes some
 /// tens of turns at any rate, and shares are off by no more than a turn.
@@ -83,17 +83,7 @@ fn answer(
             Dealt { flow: origin, slot: slip.slot, count: slip.count, costs }
         })
         .collect();
-    Answer {
-        now,
-        epoch: Epoch { now, ..Epoch::default() },
-        generations: states.iter().map(|(state, _)| state.generation()).collect(),
-        available: states.iter().map(|(state, rules)| state.available(now, rules)).collect(),
-        is_disputed: states.iter().any(|(state, _)| state.is_disputed()),
-        paused: states.iter().map(|(state, _)| state.paused_until(now)).collect(),
-        last: states.iter().filter_map(|(state, _)| state.timeline().last()).max().unwrap_or_default(),
-        line: Some(Box::new(line_answer)),
-        ..Answer::default()
-    }
+    Answer { line: Some(Box::new(line_answer)), ..seen(now, states) }
 }
 
 /// Returns when the caller shall call again, and notes it; zero if it has no tickets. `next` is when the line finds room next, if it was

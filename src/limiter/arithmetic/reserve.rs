@@ -10,15 +10,13 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::queue_order::{QueueOrder, Refused};
 use crate::limiter::arithmetic::reschedule::Cursor;
+use crate::limiter::arithmetic::room::{States, seen};
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::search::Search;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::{
     Answer, Call, Epoch, Holding, Outcome, ReportResult, RetryDelay, Run, UpstreamReport, Violated,
 };
-
-/// The states of a queue's limiters, each with its caller's rules.
-type States<'a, 'b> = &'a mut [(&'b mut LimiterState, Arc<[Rule]>)];
 
 /// Carries out `call` at `now` over a queue's limiters.
 pub fn reserve(
@@ -46,19 +44,7 @@ pub fn reserve(
     let rescheduled = reschedule(now, states, order, call);
     let mut outcomes = book_runs(now, states, order, call);
     outcomes.iter_mut().for_each(|(_, outcome)| describe_refusal(now, states, outcome));
-    Answer {
-        now,
-        epoch: Epoch { now, ..Epoch::default() },
-        generations: states.iter().map(|(state, _)| state.generation()).collect(),
-        available: states.iter().map(|(state, rules)| state.available(now, rules)).collect(),
-        is_disputed: states.iter().any(|(state, _)| state.is_disputed()),
-        paused: states.iter().map(|(state, _)| state.paused_until(now)).collect(),
-        last: states.iter().filter_map(|(state, _)| state.timeline().last()).max().unwrap_or_default(),
-        freed: order.freed(),
-        rescheduled,
-        outcomes,
-        line: None,
-    }
+    Answer { freed: order.freed(), rescheduled, outcomes, ..seen(now, states) }
 }
 
 /// Applies at `now` an upstream's report on a limiter, whose state is open.

@@ -7,7 +7,7 @@ use crate::limiter::arithmetic::line::Line;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::search::Search;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::Violated;
+use crate::limiter::model::{Answer, Epoch, Violated};
 
 /// The states of a queue's limiters, each with its caller's rules. The ceilings come last.
 pub(in crate::limiter::arithmetic) type States<'a, 'b> = &'a mut [(&'b mut LimiterState, Arc<[Rule]>)];
@@ -47,6 +47,23 @@ pub(in crate::limiter::arithmetic) fn searches_from<'a>(
     from: Micros,
 ) -> Vec<Search<'a>> {
     states.iter_mut().map(|(state, _)| state.search(from)).collect()
+}
+
+/// Returns what every answer tells of the limiters of a call.
+pub(in crate::limiter::arithmetic) fn seen(
+    now: Micros,
+    states: &[(&mut LimiterState, Arc<[Rule]>)],
+) -> Answer {
+    Answer {
+        now,
+        epoch: Epoch { now, ..Epoch::default() },
+        generations: states.iter().map(|(state, _)| state.generation()).collect(),
+        available: states.iter().map(|(state, rules)| state.available(now, rules)).collect(),
+        is_disputed: states.iter().any(|(state, _)| state.is_disputed()),
+        paused: states.iter().map(|(state, _)| state.paused_until(now)).collect(),
+        last: states.iter().filter_map(|(state, _)| state.timeline().last()).max().unwrap_or_default(),
+        ..Answer::default()
+    }
 }
 
 /// The earliest instant at which every limiter has room.

@@ -214,7 +214,9 @@ impl CostQueue {
     }
 
     /// Returns the requests without a slot, in order.
-    pub(in crate::limiter) fn without_slot(&self) -> impl Iterator<Item = &Waiter> {
+    pub(in crate::limiter) fn without_slot(
+        &self,
+    ) -> impl DoubleEndedIterator<Item = &Waiter> + ExactSizeIterator {
         self.waiters.iter().skip(self.slots.len())
     }
 
@@ -236,12 +238,12 @@ impl CostQueue {
         slack: Micros,
         mut announce: impl FnMut(RequestId),
     ) {
-        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.holder.arrived <= until) {
-            if waiter.stage == Stage::Asking {
-                (waiter.stage, waiter.ends) = (Stage::Waiting, waiter.holder.deadline + slack);
-                self.first_end = Some(self.first_end.map_or(waiter.ends, |first| first.min(waiter.ends)));
-                announce(waiter.request);
-            }
+        // Those who asked last stand last.
+        let asking = self.waiters.iter_mut().rev().take_while(|waiter| waiter.stage == Stage::Asking);
+        for waiter in asking.filter(|waiter| waiter.holder.arrived <= until) {
+            (waiter.stage, waiter.ends) = (Stage::Waiting, waiter.holder.deadline + slack);
+            self.first_end = Some(self.first_end.map_or(waiter.ends, |first| first.min(waiter.ends)));
+            announce(waiter.request);
         }
     }
 

@@ -17,7 +17,7 @@ use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::line::{Dealt, LineCall, Unused, Waiting, Want};
 use crate::limiter::model::pause::PauseRequest;
 use crate::limiter::model::upstream_report::UpstreamReport;
-use crate::redis::tests::lua_parity::{pause_request, rules};
+use crate::redis::tests::lua_parity::{keep, pause_request, rules};
 use crate::redis::tests::{LEASE, START, TestStore, at};
 
 /// So many permits are booked ahead or wait at most, so that a change moves all bookings at once.
@@ -161,23 +161,12 @@ impl Model {
         let mut states: Vec<_> = self.states.iter_mut().zip(refs).collect();
         let asked = call.line.as_ref().unwrap();
         let answer = deal(self.now, LEASE, &mut states, &mut self.line, call, asked);
-        (0..self.states.len()).for_each(|index| self.keep(index));
+        (0..self.states.len())
+            .for_each(|index| keep(self.now, &mut self.states[index], &mut self.lives_until[index]));
         if self.line.expires() <= self.now {
             self.line = Line::default();
         }
         answer
-    }
-
-    /// Drops a state that can no longer matter. Each longer life is noted with a margin.
-    fn keep(&mut self, index: usize) {
-        let (state, lives_until) = (&mut self.states[index], &mut self.lives_until[index]);
-        let expires = state.expires();
-        if expires > self.now.max(*lives_until) {
-            *lives_until = expires + Micros((expires - self.now).0 / 4);
-        }
-        if *lives_until <= self.now {
-            (*state, *lives_until) = (LimiterState::default(), Micros::ZERO);
-        }
     }
 
     /// Returns a want of so many requests as fit.
@@ -291,7 +280,7 @@ fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
                 state.open(model.now, &limiter_ref.rules, LEASE, 1);
                 let expected = reserve::report_upstream(state, model.now, LEASE, limiter_ref, &report);
                 let found = store.report_upstream(&at(model.now), limiter_ref, &report);
-                model.keep(0);
+                keep(model.now, &mut model.states[0], &mut model.lives_until[0]);
                 assert_eq!(found, expected);
             }
             Step::Call(asking) => {

@@ -240,30 +240,18 @@ impl Model {
             .map(|(state, limiter_ref)| (state, limiter_ref.rules.clone()))
             .collect();
         let answer = reserve(self.now, LEASE, &mut states, &mut order, call);
-        (0..count).for_each(|index| self.keep(index));
+        (0..count).for_each(|index| keep(self.now, &mut self.states[index], &mut self.lives_until[index]));
         if order.expires() > self.now {
             self.orders.insert(count, order);
         }
         answer
     }
 
-    /// Drops a state that can no longer matter. Each longer life is noted with a margin.
-    fn keep(&mut self, index: usize) {
-        let (state, lives_until) = (&mut self.states[index], &mut self.lives_until[index]);
-        let expires = state.expires();
-        if expires > self.now.max(*lives_until) {
-            *lives_until = expires + Micros((expires - self.now).0 / 4);
-        }
-        if *lives_until <= self.now {
-            (*state, *lives_until) = (LimiterState::default(), Micros::ZERO);
-        }
-    }
-
     fn report_upstream(&mut self, index: usize, report: &UpstreamReport) -> ReportResult {
         let (state, limiter_ref) = (&mut self.states[index], &self.limiter_refs[index]);
         state.open(self.now, &limiter_ref.rules, LEASE, report.replica);
         let result = reserve::report_upstream(state, self.now, LEASE, limiter_ref, report);
-        self.keep(index);
+        keep(self.now, &mut self.states[index], &mut self.lives_until[index]);
         result
     }
 
@@ -271,6 +259,17 @@ impl Model {
         let (now, state, limiter_ref) = (self.now, &self.states[index], &self.limiter_refs[index]);
         let last = state.timeline().last().unwrap_or_default();
         StateView { now, last, pause: state.pause(now), available: state.available(now, &limiter_ref.rules) }
+    }
+}
+
+/// Drops a state that can no longer matter. Each longer life is noted with a margin, as the server does.
+pub(super) fn keep(now: Micros, state: &mut LimiterState, lives_until: &mut Micros) {
+    let expires = state.expires();
+    if expires > now.max(*lives_until) {
+        *lives_until = expires + Micros((expires - now).0 / 4);
+    }
+    if *lives_until <= now {
+        (*state, *lives_until) = (LimiterState::default(), Micros::ZERO);
     }
 }
 

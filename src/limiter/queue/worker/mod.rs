@@ -5,7 +5,8 @@
 //! [cost queues](crate::limiter::queue::cost_queue), which hand them out when they are due. A worker that has had nothing to
 //! do for a while ends, and its queue with it, unless a guard holds the queue.
 //!
-//! All decisions are made in [`core`], which is pure. The rest is the shell, whose parts are in `state`: `run` turns what happens into
+//! All decisions are made in a core, which is pure: [`core`], or [`line`] where callers share the quota; `cores` chooses, `common` and
+//! `limits` are what both are made of. The rest is the shell, whose parts are in `state`: `run` turns what happens into
 //! events, `acting` carries the actions out, `requests` knows who waits for an answer, `calling` makes calls to the store and takes in
 //! what they tell beside the slots (`calls` has those under way), `fallback` serves from this replica's own memory, and `reporting`
 //! reports the upstream's signals (`reporter` has the report under way).
@@ -13,10 +14,12 @@
 mod acting;
 mod calling;
 mod calls;
+mod common;
 mod core;
 mod cores;
 mod fallback;
 mod hearing;
+mod limits;
 mod line;
 mod reporter;
 mod reporting;

@@ -79,7 +79,7 @@ impl Worker {
         for ((_, cost), at) in reschedule.into_iter().zip(places) {
             match at {
                 Some(at) => self.hold_wanted(cost, slot(at, source, around)),
-                None => self.refuse_without_slot(cost, &self.too_far(None), out),
+                None => self.refuse_without_slot(cost, &self.limits.too_far(None), out),
             }
         }
         for (slot, cost) in left.into_iter().rev() {
@@ -96,7 +96,7 @@ impl Worker {
         let Some((replace, arrivals)) = self.calls.local.take() else { return };
         let LocalAnswer { answer, cost_max } = local;
         // No replica can know whether the others leave enough for a cost above its share.
-        let refusal = self.store_unavailable();
+        let refusal = self.limits.store_unavailable();
         let (replace, costly): (Vec<_>, Vec<_>) =
             replace.into_iter().partition(|(cost, _)| cost.get() <= *cost_max);
         for (cost, count) in costly {
@@ -213,7 +213,7 @@ impl Worker {
                         self.hold_wanted(cost, slot(at, outcomes.source, around));
                     }
                     Outcome::TooFar(away) | Outcome::Full(away) => {
-                        let refusal = self.refusal(outcome, away.advised);
+                        let refusal = self.limits.refusal(outcome, away.advised);
                         self.refuse_without_slot(cost, &refusal, out);
                     }
                 }
@@ -253,7 +253,7 @@ impl Worker {
                     refused += 1;
                     let advised =
                         latest.as_mut().map_or(away.advised, |latest| latest.advise(cost, around.now));
-                    let refusal = self.refusal(outcome, advised);
+                    let refusal = self.limits.refusal(outcome, advised);
                     let refusal = in_pause(refusal, self.pause.now.as_ref(), arrival.deadline);
                     out.push(Action::Refuse(arrival.asker, cost, refusal));
                 }

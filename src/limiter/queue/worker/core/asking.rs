@@ -9,7 +9,7 @@ use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::{Link, Terms};
 
 use super::events::{Action, Around};
-use super::{Phase, Sent, Worker};
+use super::{Sent, Worker};
 
 /// The most requests in one call. The server does nothing else meanwhile: some milliseconds, if each has a slot of its own
 /// (`benches/lua.rs`).
@@ -48,7 +48,7 @@ impl Worker {
     /// Returns whether a call may be made now. A store that is away is asked, too: after `not_before` the first arrival goes to the store, and
     /// so does the heartbeat. What else comes while that call is under way is served by the policies.
     pub(super) fn may_call(&self, now: Moment) -> bool {
-        let is_reported = self.pause.is_reported && self.stay.phase != Phase::Closing;
+        let is_reported = self.pause.is_reported && !self.stay.is_closing();
         self.calls.under_way.is_none()
             && !is_reported
             && !self.prefetch.is_withdrawn

@@ -9,7 +9,8 @@ use crate::limiter::queue::prefetch::Pace;
 use crate::limiter::queue::request::{Arrival, Asker};
 
 use super::events::{Action, Remains};
-use super::{Arrivals, Phase, Worker};
+use super::{Arrivals, Worker};
+use crate::limiter::queue::worker::common::Rest;
 
 impl Worker {
     /// Returns how long the worker stays when it has nothing to do.
@@ -50,12 +51,12 @@ impl Worker {
 
     /// Refuses all requests, and gives every slot back.
     pub(super) fn close(&mut self, out: &mut Vec<Action>) {
-        self.stay.phase = Phase::Closing;
+        self.stay.close();
         // No request comes any more. At the pace of before, each remaining call would prefetch permits, without end.
         self.prefetch.pace = Pace::new(Moment(0));
         self.withdraw(true, out);
         let mut list = std::mem::take(&mut self.arrivals.list);
-        let refusal = self.closed();
+        let refusal = self.limits.closed();
         let of_call = self.calls.under_way.iter_mut().flat_map(|sent| &mut sent.arrivals);
         // The charge of a limiter that only counts is booked: its request is on its way.
         let of_call = of_call.filter(|arrival| matches!(arrival.asker, Asker::Request(_)));
@@ -79,8 +80,7 @@ impl Worker {
     }
 
     fn is_busy(&self) -> bool {
-        self.stay.is_kept
-            || self.calls.under_way.is_some()
+        self.calls.under_way.is_some()
             || self.calls.local.is_some()
             || !self.arrivals.list.is_empty()
             || self.cost_queues.values().any(|cost_queue| !CostQueue::is_empty(cost_queue))
@@ -93,7 +93,7 @@ impl Worker {
 
     /// Ends the worker that has had nothing to do for long enough, or that closes and has given back what it can.
     pub(super) fn end_if_idle(&mut self, now: Moment, out: &mut Vec<Action>) {
-        if self.stay.phase == Phase::Closing {
+        if self.stay.is_closing() {
             // Slots that cannot be given back now expire.
             let waits = self.calls.under_way.is_some() || self.prefetch.is_withdrawn;
             if !waits {
@@ -101,19 +101,10 @@ impl Worker {
             }
             return;
         }
-        if self.is_busy() {
-            self.stay.phase = Phase::Busy;
-            return;
-        }
-        match self.stay.phase {
-            Phase::Idle(since) if now < since + self.stay.linger => {}
-            Phase::Idle(_) => {
-                // A permit that is out may come back.
-                self.stay.phase = Phase::Idle(now);
-                out.push(Action::End);
-            }
-            Phase::Busy | Phase::Closing => {
-                self.stay.phase = Phase::Idle(now);
+        match self.stay.look(self.is_busy(), now) {
+            Rest::None => {}
+            Rest::Over => out.push(Action::End),
+            Rest::Began => {
                 // An empty collection would keep its memory.
                 self.cost_queues = BTreeMap::new();
                 self.arrivals = Arrivals::default();

@@ -1,38 +1,15 @@
 //! What happens to a worker, and what it wants done: plain values, which can be recorded and compared.
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::{
-    Answer, Call, Flow, Freed, Generations, Holding, OnStoreFailure, Permits, Refusal,
-};
+use crate::limiter::model::{Answer, Call, Flow, Freed, Generations, Holding, Permits, Refusal};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 use crate::limiter::queue::refusal_cache::RefusalCache;
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId, Unusable};
-use crate::limiter::queue::shared::Shared;
 use crate::limiter::queue::slot::{Slot, Source};
-use crate::limiter::recovery::link::{Link, Terms};
+pub(in crate::limiter) use crate::limiter::queue::worker::limits::Limits;
+use crate::limiter::recovery::link::Link;
 use crate::limiter::store::clock::StoreClock;
-
-/// What the limiters of a queue allow.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::limiter) struct Limits {
-    /// The limiters, in the order of their names. At least one.
-    pub(in crate::limiter) refs: Vec<LimiterRef>,
-    /// For each limiter, what is done while the store is away.
-    pub(in crate::limiter) policies: Vec<OnStoreFailure>,
-    /// How long after its slot a permit stays good.
-    pub(in crate::limiter) guard: Micros,
-    /// The largest cost that every limiter can ever hold.
-    pub(in crate::limiter) cost_max: Permits,
-    /// The refusal of a larger cost.
-    pub(in crate::limiter) too_costly: Refusal,
-    /// How many requests may wait.
-    pub(in crate::limiter) max_waiting: u32,
-    pub(in crate::limiter) terms: Terms,
-    /// How callers share the quota; `None`: first come, first served.
-    pub(in crate::limiter) shared: Option<Shared>,
-}
 
 /// What a core leaves to another one that takes its place.
 #[derive(Default)]

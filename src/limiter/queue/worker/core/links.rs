@@ -136,7 +136,7 @@ impl Worker {
         if self.outage() == 0 || !is_asked || can_ask || self.calls.local.is_some() {
             return;
         }
-        if self.is_in_pause(around.now) {
+        if self.pause.holds(around.now) {
             // Whoever gets a slot waits for its end, also where the slot itself has come.
             self.refuse_overfull(out);
         }
@@ -144,7 +144,7 @@ impl Worker {
         let replace: Vec<_> = std::mem::take(&mut self.owed.replace).into_iter().collect();
         let arrivals: Vec<_> = self.arrivals.list.drain(..).collect();
         if self.limits.policies.contains(&OnStoreFailure::Reject) {
-            let refusal = self.store_unavailable();
+            let refusal = self.limits.store_unavailable();
             for (cost, count) in replace {
                 (0..count).for_each(|_| self.refuse_without_slot(cost, &refusal, out));
             }

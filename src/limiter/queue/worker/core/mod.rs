@@ -33,19 +33,16 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Freed, Generations, Holding, Permits};
 use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK};
-use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::prefetch::Pace;
 use crate::limiter::queue::request::Arrival;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::Link;
 use bursts::Bursts;
 use events::{Action, Around, Back, Event, Limits};
-
-/// How long a worker sleeps when nothing is due. Any event wakes it earlier.
-const IDLE: Micros = Micros::from_millis(3_600_000);
 
 /// How long after its deadline a request without a slot is refused: behind the last slot that it may still get.
 const REFUSAL_SLACK: Micros = Micros(DEADLINE_SLACK.0 + 2000);
@@ -146,15 +143,6 @@ struct Sent {
     prefetch: Option<Permits>,
 }
 
-/// Pauses, as the worker keeps to them.
-#[derive(Clone, Default, PartialEq, Eq, Debug)]
-struct Pause {
-    /// The pause in which no slot may be used.
-    now: Option<Paused>,
-    /// True while a pause is being reported. Nothing is booked meanwhile.
-    is_reported: bool,
-}
-
 /// The permits booked before anybody asks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Prefetching {
@@ -167,24 +155,6 @@ struct Prefetching {
     budget: u64,
     /// True from the order to take them out until they are told.
     is_withdrawn: bool,
-}
-
-/// Whether the worker stays.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Stay {
-    phase: Phase,
-    /// True while a guard keeps the queue.
-    is_kept: bool,
-    /// How long the worker stays when it has nothing to do and nobody keeps its queue.
-    linger: Micros,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
-    Busy,
-    /// There has been nothing to do since this moment.
-    Idle(Moment),
-    Closing,
 }
 
 impl Worker {
@@ -224,7 +194,7 @@ impl Worker {
                 budget: 0,
                 is_withdrawn: false,
             },
-            stay: Stay { phase: Phase::Busy, is_kept: false, linger },
+            stay: Stay::new(linger),
         }
     }
 
@@ -303,10 +273,6 @@ impl Worker {
         let arrivals = self.arrivals.first_end.filter(|_| self.is_asked());
         let prefetched =
             self.prefetch.until.map(|until| until.min(self.prefetch.pace.next(self.limits.guard)));
-        let idle = match self.stay.phase {
-            Phase::Idle(since) => Some(since + self.stay.linger),
-            Phase::Busy | Phase::Closing => None,
-        };
         let next = [
             self.next_slot(around),
             self.next_call(now),
@@ -315,7 +281,7 @@ impl Worker {
             ends.filter(|at| *at > now),
             arrivals.filter(|at| *at > now),
             prefetched,
-            idle,
+            self.stay.ends_at(),
         ];
         next.into_iter().flatten().min().unwrap_or(now + IDLE).min(now + IDLE)
     }
@@ -352,17 +318,13 @@ impl Worker {
 
     /// Returns the number of the outage whose local slots may be used; zero for none.
     pub(in crate::limiter) fn outage(&self) -> u64 {
-        if let Link::Away { outage } = self.link { outage } else { 0 }
+        outage_of(self.link)
     }
 
     /// Returns whether a slot may be used as far as the link and the lease go: whether it is due, or in a pause, is another question
     /// ([`Worker::is_due`]).
     fn is_usable(&self, slot: &Slot, now: Moment) -> bool {
-        match slot.source {
-            Source::Store(epoch) => self.link.usable_epoch() == Some(epoch) && now < self.lease(),
-            Source::Local(outage) => self.outage() == outage,
-            Source::Unlimited => true,
-        }
+        is_usable(slot, self.link, self.lease(), now)
     }
 
     /// Returns when a request is refused if it has no slot then: behind its deadline, or when the store has had its time to answer.
@@ -389,7 +351,7 @@ impl Worker {
 
     /// Leaves slots that are counted as wanted to the next call. After the worker has closed nobody wants them.
     fn owe(&mut self, cost: Permits, count: usize) {
-        if count > 0 && self.stay.phase != Phase::Closing {
+        if count > 0 && !self.stay.is_closing() {
             *self.owed.replace.entry(cost).or_default() += count;
         }
     }
@@ -403,8 +365,8 @@ impl Worker {
 
     /// Puts a request at the end of those for the next call.
     fn arrive(&mut self, arrival: Arrival, now: Moment, out: &mut Vec<Action>) {
-        if self.stay.phase == Phase::Closing {
-            return out.push(Action::Refuse(arrival.asker, arrival.cost, self.closed()));
+        if self.stay.is_closing() {
+            return out.push(Action::Refuse(arrival.asker, arrival.cost, self.limits.closed()));
         }
         self.prefetch.pace.count(1, Some(arrival.cost), now, self.limits.guard);
         self.expect_end(&arrival);

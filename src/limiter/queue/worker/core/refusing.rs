@@ -3,19 +3,17 @@
 use std::ops::Bound;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{OnStoreFailure, Outcome, Permits, Refusal, RetryDelay, Violated};
+use crate::limiter::model::{Permits, Refusal, RetryDelay};
 use crate::limiter::queue::cost_queue::CostQueue;
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::refusal_cache::RefusalCache;
 use crate::limiter::queue::request::{Arrival, Asker};
+use crate::limiter::queue::worker::limits::FULL_RETRY;
 use crate::limiter::recovery::link::Link;
 use crate::limiter::store::clock::StoreClock;
 
 use super::events::Action;
 use super::{Worker, events};
-
-/// The `retry_after` of a queue that is full while the store cannot be asked.
-const FULL_RETRY: Micros = Micros::from_millis(100);
 
 impl Worker {
     /// Refuses the requests that cost more than the limits, after a change, can ever hold.
@@ -55,7 +53,7 @@ impl Worker {
                 .extend(cost_queue.take_overdue(now).into_iter().map(|(waiter, due)| (*cost, waiter, due)));
         }
         for (cost, waiter, due) in overdue {
-            let refusal = self.too_far(Some((due - now).max(Micros::ONE)));
+            let refusal = self.limits.too_far(Some((due - now).max(Micros::ONE)));
             let refusal = in_pause(refusal, self.pause.now.as_ref(), waiter.holder.deadline);
             out.push(Action::Refuse(Asker::Request(waiter.request), cost, refusal));
         }
@@ -105,8 +103,7 @@ impl Worker {
             return;
         }
         let kept = max.saturating_sub(self.waiting()).min(self.arrivals.list.len());
-        let limiter = self.limits.refs[0].name.clone();
-        let refusal = Refusal::QueueFull { limiter, limit: 0, available: 0, retry_after: FULL_RETRY };
+        let refusal = self.limits.full(FULL_RETRY);
         for arrival in self.arrivals.list.drain(kept..) {
             out.push(Action::Refuse(arrival.asker, arrival.cost, refusal.clone()));
         }
@@ -128,9 +125,7 @@ impl Worker {
                 self.cost_queues.iter_mut().max_by_key(|(_, queue)| queue.last_arrived())
             && let Some((waiter, due)) = queue.take_last_waiter()
         {
-            let limiter = self.limits.refs[0].name.clone();
-            let retry_after = due.map_or(FULL_RETRY, |due| (due - now).max(Micros::ONE));
-            let refusal = Refusal::QueueFull { limiter, limit: 0, available: 0, retry_after };
+            let refusal = self.limits.full(due.map_or(FULL_RETRY, |due| (due - now).max(Micros::ONE)));
             out.push(Action::Refuse(Asker::Request(waiter.request), *cost, refusal));
             left -= 1;
         }
@@ -140,49 +135,15 @@ impl Worker {
     fn ended(&self, deadline: Moment, now: Moment) -> Refusal {
         match (self.link, &self.pause.now) {
             (_, Some(paused)) if paused.until > deadline => {
-                in_pause(self.too_far(Some(paused.until - now)), Some(paused), deadline)
+                in_pause(self.limits.too_far(Some(paused.until - now)), Some(paused), deadline)
             }
-            (Link::Settling { opens, .. }, _) => self.too_far(Some((opens - now).max(Micros::ONE))),
+            (Link::Settling { opens, .. }, _) => self.limits.too_far(Some((opens - now).max(Micros::ONE))),
             // Its slot was moved, and the queue waits with the next one until others have given theirs back: the store is there.
             (Link::Up { .. }, _) if !self.owed.reschedule.is_empty() => {
-                self.too_far(Some((self.owed.reschedule_from - now).max(Micros::ONE)))
+                self.limits.too_far(Some((self.owed.reschedule_from - now).max(Micros::ONE)))
             }
-            _ => self.store_unavailable(),
+            _ => self.limits.store_unavailable(),
         }
-    }
-
-    /// Returns the refusal of a request whose slot is too far away; `delay` is how far, if known.
-    pub(super) fn too_far(&self, delay: Option<Micros>) -> Refusal {
-        let delay = delay.unwrap_or(self.limits.terms.lease);
-        self.refusal(Outcome::TooFar(RetryDelay { delay, advised: delay, ..RetryDelay::default() }), delay)
-    }
-
-    /// Returns the refusal of a request that a store did not book.
-    pub(super) fn refusal(&self, outcome: Outcome, retry_after: Micros) -> Refusal {
-        let refs = &self.limits.refs;
-        let limiter = |violated: Violated| refs[violated.limiter.min(refs.len() - 1)].name.clone();
-        match outcome {
-            Outcome::Full(RetryDelay { violated, available, .. }) => {
-                let (limiter, limit) = (limiter(violated), violated.limit);
-                Refusal::QueueFull { limiter, limit, available, retry_after }
-            }
-            Outcome::TooFar(RetryDelay { violated, available, .. }) => {
-                let (limiter, limit) = (limiter(violated), violated.limit);
-                Refusal::RateLimited { limiter, limit, available, retry_after }
-            }
-            Outcome::Booked(_) => self.store_unavailable(),
-        }
-    }
-
-    /// Returns the refusal while the store is unreachable, which names the limiter whose policy is to reject.
-    pub(super) fn store_unavailable(&self) -> Refusal {
-        let rejects = self.limits.policies.iter().position(|policy| *policy == OnStoreFailure::Reject);
-        Refusal::StoreUnavailable { limiter: self.limits.refs[rejects.unwrap_or_default()].name.clone() }
-    }
-
-    /// Returns the refusal of a worker that ends.
-    pub(super) fn closed(&self) -> Refusal {
-        Refusal::Closed { limiter: self.limits.refs[0].name.clone() }
     }
 
     /// Returns the cache of a store's refusal, by which further requests can be refused.

@@ -2,12 +2,13 @@
 
 use crate::clock::Moment;
 use crate::limiter::model::Permits;
-use crate::limiter::queue::cost_queue::{CostQueue, Stage, Waiter};
+use crate::limiter::queue::cost_queue::{CostQueue, Waiter};
 use crate::limiter::queue::request::{Asker, Holder, LATE_MAX, RequestId, Unusable};
-use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::queue::slot::Slot;
+use crate::limiter::queue::worker::common::{is_current, waiter_again};
 
+use super::Worker;
 use super::events::{Action, Around, Back};
-use super::{Phase, Worker};
 
 impl Worker {
     /// Takes a permit back. A good one goes to the next request of its cost, another one to the store.
@@ -21,18 +22,18 @@ impl Worker {
     ) {
         let now = around.now;
         match back {
-            Back::Exchanged(request, _, why) if self.stay.phase == Phase::Closing => {
+            Back::Exchanged(request, _, why) if self.stay.is_closing() => {
                 if why != Unusable::SetAside {
                     self.give_back(slot, cost, out);
                 }
-                out.push(Action::Refuse(Asker::Request(request), cost, self.closed()));
+                out.push(Action::Refuse(Asker::Request(request), cost, self.limits.closed()));
             }
             Back::Exchanged(request, holder, why) => {
                 self.rejoin(slot, cost, (request, holder, why), now, out);
             }
             Back::Unused(_) => {
                 let is_late = slot.is_late(&around.clock_of(slot.source), now, self.limits.guard);
-                let is_good = !is_late && self.is_usable(&slot, now) && !self.is_in_pause(slot.due);
+                let is_good = !is_late && self.is_usable(&slot, now) && !self.pause.holds(slot.due);
                 match self.cost_queues.get_mut(&cost) {
                     Some(cost_queue) if is_good && cost_queue.waiting() > 0 => cost_queue.hold(slot),
                     _ => self.give_back(slot, cost, out),
@@ -56,9 +57,10 @@ impl Worker {
         now: Moment,
         out: &mut Vec<Action>,
     ) {
-        let waiter = self.waiter_again(&slot, (request, holder, why), now);
+        let ends = |asked, deadline| self.ends(asked, deadline);
+        let waiter = waiter_again(&slot, (request, holder, why), ends, now);
         self.cost_queues.entry(cost).or_default().join_again(waiter);
-        if why == Unusable::Unheard && self.is_current(slot.source) {
+        if why == Unusable::Unheard && is_current(slot.source, self.link, self.owed.epoch) {
             return self.cost_queues.entry(cost).or_default().hold(slot);
         }
         if why != Unusable::SetAside {
@@ -71,36 +73,6 @@ impl Worker {
         }
     }
 
-    /// Returns the request of a permit that could not be used, as it waits again.
-    ///
-    /// A request that missed its slot, because the processor was busy or a connection took long to open, gets the next slot if that
-    /// comes at once, even after its wait has ended.
-    fn waiter_again(
-        &self,
-        slot: &Slot,
-        (request, mut holder, why): (RequestId, Holder, Unusable),
-        now: Moment,
-    ) -> Waiter {
-        let own_end = self.ends(holder.arrived, holder.deadline);
-        // What its slot lay behind its wait is used up: with each late slot it could else fall back by the whole slack.
-        let behind = slot.due - holder.deadline;
-        holder.deadline = holder.deadline.max(now - behind);
-        // The time until its slot counts as waited, the time for its connection does not.
-        let waited = slot.due - holder.arrived;
-        let has_missed = matches!(why, Unusable::Late | Unusable::SetAside);
-        let ends = if has_missed { self.ends(now - waited, holder.deadline) } else { own_end };
-        Waiter { request, holder, ends, stage: Stage::Approached }
-    }
-
-    /// Returns whether slots of a source are of the present epoch or outage, so that they stay booked where the lease is over.
-    fn is_current(&self, source: Source) -> bool {
-        match source {
-            Source::Store(epoch) => self.outage() == 0 && epoch == self.owed.epoch,
-            Source::Local(outage) => outage == self.outage(),
-            Source::Unlimited => true,
-        }
-    }
-
     /// Takes in that a slot came too late: its cost queue is booked anew with the next call.
     fn observe_late(&mut self, cost: Permits) {
         self.owed.rebook.insert(cost);
@@ -109,12 +81,7 @@ impl Worker {
 
     /// Returns whether a slot may be handed out now.
     pub(super) fn is_due(&self, slot: &Slot, now: Moment) -> bool {
-        slot.due <= now && !self.is_in_pause(slot.due) && self.is_usable(slot, now)
-    }
-
-    /// Returns whether a slot lies in a pause that has not ended.
-    pub(super) fn is_in_pause(&self, due: Moment) -> bool {
-        self.pause.now.as_ref().is_some_and(|paused| paused.holds(due))
+        slot.due <= now && !self.pause.holds(slot.due) && self.is_usable(slot, now)
     }
 
     /// Hands every due slot to the first request of its cost queue. A slot that lies in a pause is kept until the store has
@@ -212,10 +179,7 @@ impl Worker {
                 around.in_flight_left > 0
                     && (is_spared(slot) || self.is_usable(slot, slot.due.max(around.now)))
             });
-            let due = slot.map(|slot| {
-                let paused = self.pause.now.as_ref().filter(|paused| paused.holds(slot.due));
-                paused.map_or(slot.due, |paused| paused.until)
-            });
+            let due = slot.map(|slot| self.pause.opens(slot.due));
             [due, cost_queue.next_approach()]
         });
         next.flatten().min()

@@ -1,7 +1,7 @@
 //! Takes in an answer of the store, or of this replica's own memory.
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Answer, Generations, LineAnswer, Outcome, Permits};
+use crate::limiter::model::{Answer, Flow, Generations, LineAnswer, Outcome, Permits};
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
@@ -40,7 +40,7 @@ impl Worker {
         let Some(sent) = self.calls.asked_locally.take() else { return };
         let source = Source::Local(self.outage());
         // No replica can know whether the others leave enough for a cost above its share.
-        let refusal = self.store_unavailable();
+        let refusal = self.limits.store_unavailable();
         for want in sent.wants.iter().filter(|want| want.key.cost.get() > local.cost_max) {
             let Some(lane) = self.lanes.get_mut(&want.key) else { continue };
             for waiter in lane.queue.take_waiters() {
@@ -99,24 +99,12 @@ impl Worker {
             let slot = Slot { at: dealt.slot, due: clock.due(dealt.slot), source };
             (0..dealt.count).for_each(|_| self.hold((dealt.flow, cost), slot, out));
         }
-        for not_taken in &line.not_taken {
-            let Some(want) = sent.wants.get(not_taken.want) else { continue };
-            let until = want.groups.get(not_taken.group).copied().unwrap_or_default();
-            let (Outcome::TooFar(away) | Outcome::Full(away)) = not_taken.outcome else { continue };
-            let count = usize::try_from(not_taken.count).unwrap_or(usize::MAX);
-            let refusal = self.refusal(not_taken.outcome, away.advised);
-            let Some(lane) = self.lanes.get_mut(&want.key) else { continue };
-            for waiter in lane.queue.take_last_until(until, count) {
-                let refusal = in_pause(refusal.clone(), self.pause.now.as_ref(), waiter.holder.deadline);
-                out.push(Action::Refuse(Asker::Request(waiter.request), want.key.cost, refusal));
-            }
-            out.push(Action::CountRefused(not_taken.count));
-        }
+        self.refuse_not_taken(line, sent, out);
         for (want, before) in sent.wants.iter().zip(&line.before) {
             let Some(lane) = self.lanes.get_mut(&want.key) else { continue };
             lane.before = *before;
-            lane.answered_until =
-                lane.answered_until.max(want.groups.iter().copied().max().unwrap_or_default());
+            let last = want.groups.iter().copied().max().unwrap_or_default();
+            lane.answered_until = lane.answered_until.max(last);
         }
         let again = (line.again > Micros::ZERO).then(|| clock.due(line.again).max(around.now + AGAIN_MIN));
         // It has dealt enough, or has left some newcomers to the next call.
@@ -124,6 +112,22 @@ impl Worker {
             self.tell_again(sent, around.now);
         }
         Told { known: line.deal, again }
+    }
+
+    /// Refuses the requests that a line does not take.
+    fn refuse_not_taken(&mut self, line: &LineAnswer, sent: &Sent, out: &mut Vec<Action>) {
+        for not_taken in &line.not_taken {
+            let Some(want) = sent.wants.get(not_taken.want) else { continue };
+            let until = want.groups.get(not_taken.group).copied().unwrap_or_default();
+            let (Outcome::TooFar(away) | Outcome::Full(away)) = not_taken.outcome else { continue };
+            let count = usize::try_from(not_taken.count).unwrap_or(usize::MAX);
+            let refusal = self.limits.refusal(not_taken.outcome, away.advised);
+            let Some(lane) = self.lanes.get_mut(&want.key) else { continue };
+            for waiter in lane.queue.take_last_until(until, count) {
+                let refusal = in_pause(refusal.clone(), self.pause.now.as_ref(), waiter.holder.deadline);
+                out.push(Action::Refuse(Asker::Request(waiter.request), want.key.cost, refusal));
+            }
+        }
     }
 
     /// Lets the lanes of a call be told of again: the line has left some newcomers to the next one.
@@ -146,7 +150,7 @@ impl Worker {
                 }
             }
             None => {
-                let flow = crate::limiter::model::Flow { id: flow, member: 0 };
+                let flow = Flow { id: flow, member: 0 };
                 self.give_back(slot, LaneKey { flow, cost }, out);
             }
         }

@@ -8,7 +8,7 @@ use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK, Waiter};
 use crate::limiter::queue::worker::core::events::{Action, Around};
 use crate::limiter::recovery::link::Link;
 
-use super::{Lane, LaneKey, Phase, Sent, SentWant, Told, Unneeded, Worker};
+use super::{Lane, LaneKey, Sent, SentWant, Told, Unneeded, Worker};
 
 /// The most lanes that one call tells of.
 const WANTS_MAX: usize = 64;
@@ -32,7 +32,7 @@ impl Worker {
     }
 
     fn may_call(&self, now: Moment) -> bool {
-        let is_reported = self.pause.is_reported && self.stay.phase != Phase::Closing;
+        let is_reported = self.pause.is_reported && !self.stay.is_closing();
         self.calls.under_way.is_none()
             && !is_reported
             && !matches!(self.link, Link::Settling { .. } | Link::Away { .. })
@@ -147,10 +147,9 @@ impl Worker {
             *place = u64::from(class.queue.max_waiting);
         }
         for (key, lane) in &self.lanes {
-            let told =
-                lane.queue.without_slot().take_while(|waiter| waiter.holder.arrived <= lane.told_until);
+            let told = lane.queue.without_slot().len() - lane.untold();
             if let Some(place) = places.get_mut(self.class(key.flow)) {
-                *place = place.saturating_sub(told.count() as u64);
+                *place = place.saturating_sub(told as u64);
             }
         }
         places

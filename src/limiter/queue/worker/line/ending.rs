@@ -4,13 +4,14 @@ use crate::clock::Moment;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::worker::core::events::Action;
 
-use super::{Phase, Worker};
+use super::Worker;
+use crate::limiter::queue::worker::common::Rest;
 
 impl Worker {
     /// Refuses all requests, and gives every slot back.
     pub(super) fn close(&mut self, now: Moment, out: &mut Vec<Action>) {
-        self.stay.phase = Phase::Closing;
-        let refusal = self.closed();
+        self.stay.close();
+        let refusal = self.limits.closed();
         for (key, lane) in &mut self.lanes {
             for waiter in lane.queue.take_waiters() {
                 out.push(Action::Refuse(Asker::Request(waiter.request), key.cost, refusal.clone()));
@@ -20,8 +21,7 @@ impl Worker {
     }
 
     fn is_busy(&self) -> bool {
-        self.stay.is_kept
-            || self.calls.under_way.is_some()
+        self.calls.under_way.is_some()
             || self.calls.asked_locally.is_some()
             || !self.lanes.is_empty()
             || !self.owed.unused.is_empty()
@@ -30,25 +30,13 @@ impl Worker {
 
     /// Ends the worker that has had nothing to do for long enough, or that closes and has given back what it can.
     pub(super) fn end_if_idle(&mut self, now: Moment, out: &mut Vec<Action>) {
-        if self.stay.phase == Phase::Closing {
+        if self.stay.is_closing() {
             // Slots that cannot be given back now expire.
             if self.calls.under_way.is_none() {
                 out.push(Action::End);
             }
-            return;
-        }
-        if self.is_busy() {
-            self.stay.phase = Phase::Busy;
-            return;
-        }
-        match self.stay.phase {
-            Phase::Idle(since) if now < since + self.stay.linger => {}
-            Phase::Idle(_) => {
-                // A permit that is out may come back.
-                self.stay.phase = Phase::Idle(now);
-                out.push(Action::End);
-            }
-            Phase::Busy | Phase::Closing => self.stay.phase = Phase::Idle(now),
+        } else if self.stay.look(self.is_busy(), now) == Rest::Over {
+            out.push(Action::End);
         }
     }
 }

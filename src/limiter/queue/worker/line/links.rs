@@ -1,7 +1,7 @@
 //! Follows the state of the store: what becomes of slots and requests when the store has failed, lost its state, or is back.
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Holding, OnStoreFailure};
+use crate::limiter::model::{Holding, OnStoreFailure, Refusal};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
@@ -71,6 +71,7 @@ impl Worker {
         for want in wants {
             if let Some(lane) = self.lanes.get_mut(&want.key) {
                 lane.tell(now);
+                lane.told_until = want.told_until;
                 lane.left.extend(want.left);
             }
         }
@@ -96,7 +97,7 @@ impl Worker {
             return;
         }
         if self.limits.policies.contains(&OnStoreFailure::Reject) {
-            self.refuse_all(&self.store_unavailable(), out);
+            self.refuse_all(&self.limits.store_unavailable(), out);
         } else if self.limits.policies.contains(&OnStoreFailure::Local) {
             let now = around.now;
             let is_due = |at: Moment| at <= now;
@@ -109,7 +110,7 @@ impl Worker {
         }
     }
 
-    fn refuse_all(&mut self, refusal: &crate::limiter::model::Refusal, out: &mut Vec<Action>) {
+    fn refuse_all(&mut self, refusal: &Refusal, out: &mut Vec<Action>) {
         for (key, lane) in &mut self.lanes {
             lane.tell_at = None;
             for waiter in lane.queue.take_waiters() {

@@ -28,17 +28,14 @@ mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
 use super::core::events::{Action, Around, Event, Limits, Remains};
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Flow, Generations, Holding, Permits, QuotaShare};
 use crate::limiter::queue::cost_queue::CostQueue;
-use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::shared::Shared;
-use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::queue::slot::Slot;
 use crate::limiter::recovery::link::Link;
-
-/// How long a worker sleeps when nothing is due. Any event wakes it earlier.
-const IDLE: Micros = Micros::from_millis(3_600_000);
 
 /// How long after its deadline a request is refused whose slot has not come: a slot of that instant is due a little later.
 const REFUSAL_SLACK: Micros = Micros::from_millis(2);
@@ -133,33 +130,6 @@ struct SentWant {
     left: Vec<Moment>,
 }
 
-/// Pauses, as the worker keeps to them.
-#[derive(Clone, Default, PartialEq, Eq, Debug)]
-struct Pause {
-    /// The pause in which no slot may be used.
-    now: Option<Paused>,
-    /// True while a pause is being reported. Nothing is dealt meanwhile.
-    is_reported: bool,
-}
-
-/// Whether the worker stays.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Stay {
-    phase: Phase,
-    /// True while a guard keeps the queue.
-    is_kept: bool,
-    /// How long the worker stays when it has nothing to do and nobody keeps its queue.
-    linger: Micros,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
-    Busy,
-    /// There has been nothing to do since this moment.
-    Idle(Moment),
-    Closing,
-}
-
 /// The core of the worker of a queue whose callers share the quota.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct Worker {
@@ -193,6 +163,12 @@ impl Lane {
     fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.tell_at.is_none()
     }
+
+    /// Returns how many requests without a slot no call has told of: the last ones.
+    fn untold(&self) -> usize {
+        let last = self.queue.without_slot().rev();
+        last.take_while(|waiter| waiter.holder.arrived > self.told_until).count()
+    }
 }
 
 impl Worker {
@@ -214,7 +190,7 @@ impl Worker {
             },
             link: Link::Up { epoch: 0 },
             pause: Pause::default(),
-            stay: Stay { phase: Phase::Busy, is_kept: false, linger },
+            stay: Stay::new(linger),
         }
     }
 
@@ -227,7 +203,8 @@ impl Worker {
     pub(in crate::limiter::queue::worker) fn take_over(&mut self, remains: Remains, now: Moment) {
         let Remains { arrivals, unused } = remains;
         for (Holding { slot, cost, count }, generations) in unused {
-            let key = Permits::new(cost).map(|cost| LaneKey { flow: Flow::default(), cost });
+            // They are of nobody's flow.
+            let key = Permits::new(cost).map(|cost| LaneKey { flow: Flow::of(&[]), cost });
             // What the other core booked is in the limiters, and not in the ceilings.
             let all = generations.iter().copied().chain(std::iter::repeat(0));
             let generations = all.take(self.limits.refs.len()).collect();
@@ -306,16 +283,12 @@ impl Worker {
     pub(in crate::limiter) fn wakes_at(&self, around: &Around) -> Moment {
         let now = around.now;
         let ends = self.lanes.values().filter_map(|lane| lane.queue.first_end()).min();
-        let idle = match self.stay.phase {
-            Phase::Idle(since) => Some(since + self.stay.linger),
-            Phase::Busy | Phase::Closing => None,
-        };
         let next = [
             self.next_slot(around),
             self.next_call(now),
             self.link.changes_at().filter(|at| *at > now),
             ends.filter(|at| *at > now),
-            idle,
+            self.stay.ends_at(),
         ];
         next.into_iter().flatten().min().unwrap_or(now + IDLE).min(now + IDLE)
     }
@@ -332,9 +305,7 @@ impl Worker {
 
     /// Returns how many requests no call has told of yet.
     pub(in crate::limiter) fn pending(&self) -> usize {
-        let untold =
-            |lane: &Lane| lane.queue.without_slot().filter(|it| it.holder.arrived > lane.told_until).count();
-        self.lanes.values().filter(|lane| lane.tell_at.is_some()).map(untold).sum()
+        self.lanes.values().map(Lane::untold).sum()
     }
 
     /// Returns until when slots of the store may be used.
@@ -344,7 +315,7 @@ impl Worker {
 
     /// Returns the number of the outage whose local slots may be used; zero for none.
     pub(in crate::limiter) fn outage(&self) -> u64 {
-        if let Link::Away { outage } = self.link { outage } else { 0 }
+        outage_of(self.link)
     }
 
     /// Returns how callers share the quota.
@@ -377,11 +348,7 @@ impl Worker {
 
     /// Returns whether a slot may be used as far as the link and the lease go.
     fn is_usable(&self, slot: &Slot, now: Moment) -> bool {
-        match slot.source {
-            Source::Store(epoch) => self.link.usable_epoch() == Some(epoch) && now < self.lease(),
-            Source::Local(outage) => self.outage() == outage,
-            Source::Unlimited => true,
-        }
+        is_usable(slot, self.link, self.lease(), now)
     }
 
     /// Lets every lane be told of anew.

@@ -2,24 +2,22 @@
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::{OnStoreFailure, Outcome, Refusal, RetryDelay};
+use crate::limiter::model::{OnStoreFailure, Refusal};
 use crate::limiter::queue::cost_queue::{Stage, Waiter};
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId};
 use crate::limiter::queue::worker::core::events::Action;
+use crate::limiter::queue::worker::limits::FULL_RETRY;
 use crate::limiter::recovery::link::Link;
 
-use super::{Lane, LaneKey, Phase, Worker};
-
-/// The `retry_after` of a queue that is full while the store cannot be asked.
-const FULL_RETRY: Micros = Micros::from_millis(100);
+use super::{Lane, LaneKey, Worker};
 
 impl Worker {
     /// Takes a request in.
     pub(super) fn arrive(&mut self, arrival: Arrival, now: Moment, out: &mut Vec<Action>) {
         let Arrival { asker, cost, flow, .. } = arrival;
-        if self.stay.phase == Phase::Closing {
-            return out.push(Action::Refuse(asker, cost, self.closed()));
+        if self.stay.is_closing() {
+            return out.push(Action::Refuse(asker, cost, self.limits.closed()));
         }
         if cost.get() > self.cost_max(LaneKey { flow, cost }) {
             return out.push(Action::Refuse(asker, cost, self.limits.too_costly.clone()));
@@ -100,19 +98,19 @@ impl Worker {
         let deadline = waiter.holder.deadline;
         match (self.link, &self.pause.now) {
             (_, Some(paused)) if paused.until > deadline => {
-                in_pause(self.too_far(paused.until - now), Some(paused), deadline)
+                in_pause(self.limits.too_far(Some(paused.until - now)), Some(paused), deadline)
             }
-            (Link::Settling { opens, .. }, _) => self.too_far((opens - now).max(Micros::ONE)),
+            (Link::Settling { opens, .. }, _) => self.limits.too_far(Some((opens - now).max(Micros::ONE))),
             // The store knows it: others went first.
             (Link::Up { .. }, _) if waiter.stage != Stage::Asking => {
                 let rules = self.limits.refs.iter().flat_map(|one| one.rules.iter());
                 let all = rules.map(|rule| rule.quota().span(before)).max().unwrap_or_default();
-                self.too_far(all.max(self.limits.terms.lease))
+                self.limits.too_far(Some(all.max(self.limits.terms.lease)))
             }
             _ if self.outage() != 0 && !self.limits.policies.contains(&OnStoreFailure::Reject) => {
-                self.too_far(self.limits.terms.lease)
+                self.limits.too_far(Some(self.limits.terms.lease))
             }
-            _ => self.store_unavailable(),
+            _ => self.limits.store_unavailable(),
         }
     }
 
@@ -120,8 +118,7 @@ impl Worker {
     pub(super) fn refuse_overfull(&mut self, out: &mut Vec<Action>) {
         let is_stopped = self.pause.is_reported || !matches!(self.link, Link::Up { .. });
         let Some(share) = self.share().filter(|_| is_stopped).cloned() else { return };
-        let limiter = self.limits.refs[0].name.clone();
-        let refusal = Refusal::QueueFull { limiter, limit: 0, available: 0, retry_after: FULL_RETRY };
+        let refusal = self.limits.full(FULL_RETRY);
         for (place, class) in share.classes.iter().enumerate() {
             let of_class = |key: &LaneKey| share.member(key.flow).class == place;
             let lanes = || self.lanes.iter().filter(|(key, _)| of_class(key));
@@ -135,34 +132,5 @@ impl Worker {
                 out.push(Action::Refuse(Asker::Request(waiter.request), key.cost, refusal.clone()));
             }
         }
-    }
-
-    /// Returns the refusal of a request whose slot is so far away.
-    pub(super) fn too_far(&self, delay: Micros) -> Refusal {
-        self.refusal(Outcome::TooFar(RetryDelay { delay, advised: delay, ..RetryDelay::default() }), delay)
-    }
-
-    /// Returns the refusal of a request that a line did not take. One that a ceiling stood in the way of names the limiter.
-    pub(super) fn refusal(&self, outcome: Outcome, retry_after: Micros) -> Refusal {
-        let refs = &self.limits.refs;
-        let (Outcome::Full(away) | Outcome::TooFar(away)) = outcome else { return self.store_unavailable() };
-        let RetryDelay { violated, available, .. } = away;
-        let limiter = refs[violated.limiter.min(refs.len() - 1)].name.clone();
-        let limit = violated.limit;
-        match outcome {
-            Outcome::Full(_) => Refusal::QueueFull { limiter, limit, available, retry_after },
-            _ => Refusal::RateLimited { limiter, limit, available, retry_after },
-        }
-    }
-
-    /// Returns the refusal while the store is unreachable, which names the limiter whose policy is to reject.
-    pub(super) fn store_unavailable(&self) -> Refusal {
-        let rejects = self.limits.policies.iter().position(|policy| *policy == OnStoreFailure::Reject);
-        Refusal::StoreUnavailable { limiter: self.limits.refs[rejects.unwrap_or_default()].name.clone() }
-    }
-
-    /// Returns the refusal of a worker that ends.
-    pub(super) fn closed(&self) -> Refusal {
-        Refusal::Closed { limiter: self.limits.refs[0].name.clone() }
     }
 }

@@ -2,12 +2,13 @@
 
 use crate::clock::Moment;
 use crate::limiter::model::Permits;
-use crate::limiter::queue::cost_queue::{CostQueue, Stage, Waiter};
-use crate::limiter::queue::request::{Holder, LATE_MAX, RequestId, Unusable};
+use crate::limiter::queue::cost_queue::{CostQueue, Waiter};
+use crate::limiter::queue::request::{Asker, Holder, LATE_MAX, RequestId, Unusable};
 use crate::limiter::queue::slot::Slot;
+use crate::limiter::queue::worker::common::{is_current, waiter_again};
 use crate::limiter::queue::worker::core::events::{Action, Around, Back};
 
-use super::{Lane, LaneKey, Phase, REFUSAL_SLACK, Worker};
+use super::{Lane, LaneKey, REFUSAL_SLACK, Worker};
 
 impl Worker {
     /// Takes a permit back.
@@ -24,7 +25,7 @@ impl Worker {
             Back::Unused(flow) => {
                 let key = LaneKey { flow, cost };
                 let is_late = slot.is_late(&around.clock_of(slot.source), now, self.limits.guard);
-                let is_good = !is_late && self.is_usable(&slot, now) && !self.is_in_pause(slot.due);
+                let is_good = !is_late && self.is_usable(&slot, now) && !self.pause.holds(slot.due);
                 match self.lanes.get_mut(&key) {
                     Some(lane) if is_good && lane.queue.waiting() > 0 => {
                         lane.queue.hold(slot);
@@ -46,37 +47,28 @@ impl Worker {
         &mut self,
         slot: Slot,
         cost: Permits,
-        (request, mut holder, why): (RequestId, Holder, Unusable),
+        (request, holder, why): (RequestId, Holder, Unusable),
         now: Moment,
         out: &mut Vec<Action>,
     ) {
         let key = LaneKey { flow: holder.flow, cost };
-        if self.stay.phase == Phase::Closing {
+        if self.stay.is_closing() {
             if why != Unusable::SetAside {
                 self.give_back(slot, key, out);
             }
-            let closed = self.closed();
-            return out.push(Action::Refuse(
-                crate::limiter::queue::request::Asker::Request(request),
-                cost,
-                closed,
-            ));
+            let closed = self.limits.closed();
+            return out.push(Action::Refuse(Asker::Request(request), cost, closed));
         }
-        let own_end = self.ends(holder.arrived, holder.deadline);
-        let has_missed = matches!(why, Unusable::Late | Unusable::SetAside);
-        // A request that missed its slot gets the next one if that comes at once, even after its wait has ended. The time until its slot
-        // counts as waited, the time for its connection does not.
-        holder.deadline = holder.deadline.max(now - (slot.due - holder.deadline));
-        let waited = slot.due - holder.arrived;
-        let ends = if has_missed { self.ends(now - waited, holder.deadline) } else { own_end };
-        let is_kept = why == Unusable::Unheard && self.is_current(&slot);
+        let told_until = holder.arrived;
+        let waiter =
+            waiter_again(&slot, (request, holder, why), |asked, deadline| self.ends(asked, deadline), now);
+        let is_kept = why == Unusable::Unheard && is_current(slot.source, self.link, self.owed.epoch);
         if !is_kept && why != Unusable::SetAside {
             self.give_back(slot, key, out);
         }
-        let told_until = holder.arrived;
         let lane = self.lanes.entry(key).or_insert_with(Lane::new);
         lane.told_until = lane.told_until.max(told_until);
-        lane.queue.join_again(Waiter { request, holder, ends, stage: Stage::Approached });
+        lane.queue.join_again(waiter);
         if is_kept {
             lane.queue.hold(slot);
         } else {
@@ -84,23 +76,9 @@ impl Worker {
         }
     }
 
-    /// Returns whether a slot is of the present epoch or outage, so that it stays booked where the lease is over.
-    fn is_current(&self, slot: &Slot) -> bool {
-        use crate::limiter::queue::slot::Source;
-        match slot.source {
-            Source::Store(epoch) => self.outage() == 0 && epoch == self.owed.epoch,
-            Source::Local(outage) => outage == self.outage(),
-            Source::Unlimited => true,
-        }
-    }
-
-    fn is_in_pause(&self, due: Moment) -> bool {
-        self.pause.now.as_ref().is_some_and(|paused| paused.holds(due))
-    }
-
     /// Returns whether a slot may be handed out now.
     pub(super) fn is_due(&self, slot: &Slot, now: Moment) -> bool {
-        slot.due <= now && self.is_usable(slot, now) && !self.is_in_pause(slot.due)
+        slot.due <= now && self.is_usable(slot, now) && !self.pause.holds(slot.due)
     }
 
     /// Hands out the slots that have come, the earliest first.
@@ -171,10 +149,7 @@ impl Worker {
             let slot = queue
                 .next_slot()
                 .filter(|slot| around.in_flight_left > 0 && self.is_usable(slot, slot.due.max(around.now)));
-            let due = slot.map(|slot| {
-                let paused = self.pause.now.as_ref().filter(|paused| paused.holds(slot.due));
-                paused.map_or(slot.due, |paused| paused.until)
-            });
+            let due = slot.map(|slot| self.pause.opens(slot.due));
             [due, queue.next_approach()]
         });
         next.flatten().min()

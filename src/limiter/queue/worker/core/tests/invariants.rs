@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{Phase, Worker};
+use super::super::Worker;
 use crate::limiter::model::Permits;
 
 /// Returns how many slots of each cost are asked for in place of others: with the next calls, and with those under way.
@@ -23,7 +23,7 @@ fn asked_for(core: &Worker) -> BTreeMap<Permits, usize> {
 
 /// Checks that each request has a slot, held or asked for, and that what is asked for is the sum of what calls ask for.
 pub(super) fn hold(core: &Worker) {
-    if core.stay.phase == Phase::Closing {
+    if core.stay.is_closing() {
         assert!(core.owed.replace.is_empty() && core.waiting() == 0, "{core:?}");
         return;
     }
