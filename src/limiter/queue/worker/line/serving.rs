@@ -1,5 +1,7 @@
 //! Hands slots out, and takes them back.
 
+use std::collections::BTreeSet;
+
 use crate::clock::Moment;
 use crate::limiter::model::Permits;
 use crate::limiter::queue::cost_queue::{CostQueue, Waiter};
@@ -81,13 +83,15 @@ impl Worker {
         slot.due <= now && self.is_usable(slot, now) && !self.pause.holds(slot.due)
     }
 
-    /// Hands out the slots that have come, the earliest first.
+    /// Hands out the slots that have come, the earliest first. However many slots of a lane are found late at once, they are one for its
+    /// first request: nobody had the time to ask again between them.
     pub(super) fn hand_out(&mut self, around: &Around, out: &mut Vec<Action>) {
         let mut in_flight_left = around.in_flight_left;
+        let mut late = BTreeSet::new();
         while in_flight_left > 0
             && let Some(key) = self.next_due(around.now)
         {
-            in_flight_left -= u32::from(self.hand_out_one(key, around, out));
+            in_flight_left -= u32::from(self.hand_out_one(key, &mut late, around, out));
         }
     }
 
@@ -98,17 +102,23 @@ impl Worker {
     }
 
     /// Hands out the first slot of a lane, or gives it back if it is late. Returns whether a request has it.
-    fn hand_out_one(&mut self, key: LaneKey, around: &Around, out: &mut Vec<Action>) -> bool {
+    fn hand_out_one(
+        &mut self,
+        key: LaneKey,
+        late: &mut BTreeSet<LaneKey>,
+        around: &Around,
+        out: &mut Vec<Action>,
+    ) -> bool {
         let (now, guard) = (around.now, self.limits.guard);
         let Some(lane) = self.lanes.get_mut(&key) else { return false };
         let (Some(slot), Some(first)) = (lane.queue.take_slot(), lane.queue.first_mut()) else {
             return false;
         };
         let clock = around.clock_of(slot.source);
-        if slot.is_late(&clock, now, guard) && first.holder.late < LATE_MAX {
+        if slot.is_late(&clock, now, guard) && (first.holder.late < LATE_MAX || late.contains(&key)) {
             // Another slot comes no sooner than an answer.
             first.holder.deadline = first.holder.deadline.max(now + around.latency);
-            first.holder.late += 1;
+            first.holder.late += u8::from(late.insert(key));
             lane.tell(now);
             out.push(Action::CountLate(slot.lateness(&clock, now)));
             self.give_back(slot, key, out);

@@ -190,6 +190,22 @@ fn a_request_whose_slot_came_too_late_waits_again_in_its_old_place() {
 }
 
 #[test]
+fn slots_that_are_found_late_at_once_are_one_and_none_of_them_is_used() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(START, (0..40).map(|request| arrival(request, "etl", START)).collect());
+    let slots: Vec<(&str, Moment)> = (0..20).map(|place| ("etl", after(5 + place))).collect();
+    core.on(after(1), vec![answered(after(1), 7, &slots, Some(after(100)))]);
+    for (deal, millis) in [(8, 300), (9, 600)] {
+        let now = after(millis);
+        let event = answered(now, deal, &[], Some(now + Micros::from_millis(100)));
+        assert!(granted(&core.on(now, vec![event])).is_empty(), "at {millis} ms");
+        let now = after(millis + 1);
+        let slots: Vec<(&str, Moment)> = (0..20).map(|place| ("etl", after(millis + 5 + place))).collect();
+        core.on(now, vec![answered(now, deal + 10, &slots, Some(now + Micros::from_millis(100)))]);
+    }
+}
+
+#[test]
 fn what_a_store_that_lost_its_state_had_dealt_is_void_and_everybody_is_told_of_anew() {
     let mut core = Driven::new(OnStoreFailure::Local);
     core.on(START, vec![arrival(0, "etl", START), arrival(1, "etl", START)]);
