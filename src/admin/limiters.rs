@@ -17,7 +17,7 @@ use crate::config::units;
 use crate::limiter::model::limit::{LimiterName, OnStoreFailure};
 use crate::limiter::model::pause::{PAUSE_MAX, Reason};
 use crate::limiter::{
-    Applied, Inspection, LimiterStatus, Limiters, NotFound, Partition, PauseState, replica_name,
+    Applied, Inspection, LimiterStatus, Limiters, NotFound, Partition, PauseState, ShareStatus, replica_name,
 };
 use crate::usage::{Fleet, FleetLimiter};
 
@@ -255,6 +255,43 @@ fn view(state: &LimiterStatus, host_of: impl Fn(u64) -> Option<Arc<str>>) -> Val
         // The value of the key whose limits these are, if they are not those of all others.
         "override": limiter.value(),
         "overrides": state.overrides,
+        // Null where callers do not share it.
+        "share": state.share.as_ref().map(share),
+    })
+}
+
+/// Returns how the callers of a limiter share it, as JSON.
+fn share(share: &ShareStatus) -> Value {
+    let part = |ppm: u32| f64::from(ppm) / 1e6;
+    let classes = share.classes.iter().map(|status| {
+        let class = &status.class;
+        json!({
+            "class": &*class.name,
+            // Of each window; null without one.
+            "floor": (class.floor_ppm > 0).then(|| part(class.floor_ppm)),
+            "ceiling": class.ceiling_ppm.map(part),
+            "queue": {"timeout_ms": millis(class.queue.timeout), "max_waiting": class.queue.max_waiting},
+            "waiting": status.waiting,
+            "longest_wait_ms": millis(status.longest_wait),
+            "granted": status.granted,
+            "refused": status.refused,
+        })
+    });
+    let flows = share.flows.iter().map(|flow| {
+        json!({
+            // Values that the configuration does not name are not shown; their hash tells them apart.
+            "name": flow.name.as_deref(),
+            "flow": format!("{:013x}", flow.flow.id),
+            "class": share.classes.get(flow.class).map(|status| &*status.class.name),
+            "waiting": flow.waiting,
+            "longest_wait_ms": millis(flow.longest_wait),
+        })
+    });
+    json!({
+        "classes": classes.collect::<Vec<_>>(),
+        // Those that wait longest.
+        "flows": flows.collect::<Vec<_>>(),
+        "flows_waiting": share.flows_waiting,
     })
 }
 
@@ -311,6 +348,7 @@ mod tests {
             available,
             longest_wait: Duration::from_millis(1250),
             pause: None,
+            share: None,
         }
     }
 
@@ -328,6 +366,7 @@ mod tests {
             "partitioned": false,
             "override": null,
             "overrides": 0,
+            "share": null,
             "waiting": 3,
             "longest_wait_ms": 1250,
             "paused_until": null,

@@ -13,7 +13,8 @@ use clap::Args;
 use serde_json::Value;
 use url::form_urlencoded;
 
-use super::remote::{Remote, RemoteError, aligned, plain};
+use super::remote::{Remote, RemoteError};
+use super::table::{aligned, plain};
 use crate::admin;
 use crate::clock::Clock;
 use crate::config::{self, Config, LoadError};

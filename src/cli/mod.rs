@@ -6,6 +6,8 @@
 //! - `explain`: what would become of a request, by a configuration or by a running weir.
 //! - `demo`: a provider, a weir and traffic in one process.
 //!
+//! `table` aligns what they print.
+//!
 //! `weir serve` is [`crate::app::serve`]. Knows nothing of how limiters or stores work: it prints the answers of
 //! other rooms.
 
@@ -17,6 +19,8 @@ pub mod explain;
 pub mod man;
 pub mod remote;
 pub mod schema;
+mod shares;
+mod table;
 pub mod usage;
 
 pub use self::arguments::{Cli, Command};

@@ -1,6 +1,5 @@
 //! `weir limiters`, `pause`, `resume`, `reset`, `reload`, `replicas` and `health`: requests to the admin listener of a running weir.
 
-use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,6 +15,9 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use url::{Url, form_urlencoded};
+
+use super::shares;
+use super::table::{aligned, plain};
 
 /// The variable with the token of `admin.token`. Everyone on the machine could read a token in an argument.
 const TOKEN_VARIABLE: &str = "WEIR_ADMIN_TOKEN";
@@ -85,7 +87,7 @@ pub async fn limiters(remote: Remote, which: Option<Which>, watch: bool) -> Resu
             // Moves the cursor home and clears the screen below.
             write!(std::io::stdout().lock(), "\x1b[H\x1b[J")?;
         }
-        remote.show(&answer, limiters_table)?;
+        remote.show(&answer, limiters_tables)?;
         if !watch {
             return Ok(ExitCode::SUCCESS);
         }
@@ -105,7 +107,7 @@ pub async fn act(
 ) -> Result<ExitCode, RemoteError> {
     let body = lasting.map(|lasting| serde_json::json!({"for": lasting}).to_string()).unwrap_or_default();
     let answer = remote.ask(Method::POST, &path_of(&which, action), &body).await?;
-    remote.show(&answer, limiters_table)?;
+    remote.show(&answer, limiters_tables)?;
     if !remote.json
         && let Some(detail) = answer["detail"].as_str()
     {
@@ -120,7 +122,7 @@ pub async fn act(
 /// If there is no answer, or it cannot be printed.
 pub async fn replicas(remote: Remote) -> Result<ExitCode, RemoteError> {
     let answer = remote.ask(Method::GET, "/api/replicas", "").await?;
-    remote.show(&answer, replicas_table)?;
+    remote.show(&answer, |answer| vec![replicas_table(answer)])?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -303,26 +305,39 @@ impl Remote {
         }
     }
 
-    fn show(&self, answer: &Value, table: fn(&Value) -> Vec<Vec<String>>) -> std::io::Result<()> {
+    /// Prints an answer as tables, with an empty line between them.
+    fn show(&self, answer: &Value, tables: fn(&Value) -> Vec<Vec<Vec<String>>>) -> std::io::Result<()> {
         let mut output = std::io::stdout().lock();
         if self.json {
             return writeln!(output, "{answer:#}");
         }
-        write!(output, "{}", aligned(&table(answer)))
+        let tables: Vec<String> = tables(answer).iter().map(|table| aligned(table)).collect();
+        write!(output, "{}", tables.join("\n"))
     }
+}
+
+/// Returns the limiters of an answer: all, or the one that it is.
+fn limiters_of(answer: &Value) -> &[Value] {
+    answer["limiters"].as_array().map_or(std::slice::from_ref(answer), Vec::as_slice)
+}
+
+/// Returns the table of limits, and those of how callers share them.
+fn limiters_tables(answer: &Value) -> Vec<Vec<Vec<String>>> {
+    let mut tables = vec![limiters_table(answer)];
+    tables.extend(shares::tables(limiters_of(answer)));
+    tables
 }
 
 /// Returns a row for each limit. The limiter's own cells are in its first row.
 fn limiters_table(answer: &Value) -> Vec<Vec<String>> {
     let head = ["LIMITER", "LIMIT", "AVAILABLE", "WAITING", "GRANTED", "REFUSED", "PAUSED FOR"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
-    let one = std::slice::from_ref(answer);
     // Of one limiter, or of one of its partitions.
     let has_overrides = answer["overrides"].as_u64().is_some_and(|count| count > 0);
     if has_overrides {
         rows[0].push("OVERRIDE".to_owned());
     }
-    for limiter in answer["limiters"].as_array().map_or(one, Vec::as_slice) {
+    for limiter in limiters_of(answer) {
         for (index, limit) in limiter["limits"].as_array().into_iter().flatten().enumerate() {
             let of_limiter = |key: &str| if index == 0 { plain(&limiter[key]) } else { String::new() };
             rows.push(vec![
@@ -362,15 +377,6 @@ fn replicas_table(answer: &Value) -> Vec<Vec<String>> {
     rows
 }
 
-/// Formats a cell of a table, without control characters: text from elsewhere must not move the cursor.
-pub(super) fn plain(value: &Value) -> String {
-    match value {
-        Value::Null => "-".to_owned(),
-        Value::String(text) => text.chars().filter(|character| !character.is_control()).collect(),
-        other => other.to_string(),
-    }
-}
-
 fn paused_for(limiter: &Value) -> String {
     let Some(until) = limiter["paused_until"].as_u64() else { return "-".to_owned() };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -383,25 +389,6 @@ fn paused_for(limiter: &Value) -> String {
     };
     let local = if paused["local"] == true { ", this replica alone" } else { "" };
     format!("{:.1}s ({why}{local})", left.as_secs_f64())
-}
-
-/// Aligns columns two spaces apart.
-pub(super) fn aligned(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
-    let width =
-        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or_default()).collect();
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            // Writing to a string does not fail.
-            let _ = write!(line, "{cell:width$}  ");
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use clap::{Args, ValueEnum};
 use serde_json::Value;
 use url::form_urlencoded;
 
-use super::remote::{Remote, RemoteError, aligned, plain};
+use super::remote::{Remote, RemoteError};
+use super::table::{aligned, plain};
 
 /// The columns behind the name.
 const COUNTS: [&str; 4] = ["granted", "refused", "waited", "cancelled"];

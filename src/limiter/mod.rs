@@ -32,3 +32,4 @@ pub use registry::inspection::{Applied, Inspection, LimiterStatus, NotFound, Pau
 pub use registry::limiter_set::{LimiterSet, LimiterSetError};
 pub use registry::limiters::Limiters;
 pub use registry::prepared_limiters::PreparedLimiters;
+pub use registry::shares::{ClassStatus, FlowStatus, ShareStatus};

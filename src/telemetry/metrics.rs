@@ -9,6 +9,9 @@ use prometheus::{
     IntGaugeVec, Opts, Registry,
 };
 
+/// The label of a class of callers.
+pub(super) const CLASS: &str = "class";
+
 /// Buckets for whole requests and upstream calls, in seconds: from a local answer to a wait of a minute.
 pub const REQUEST_SECONDS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
@@ -78,15 +81,15 @@ impl Families {
             upstream_rejections_total: counters(registry, "weir_upstream_rejections_total",
                 "Responses with which an upstream rejected a request because its quota is spent.", &["route", "code"]),
             permits_total: counters(registry, "weir_permits_total",
-                "Permits by result, counted in cost. Each permit counts once.", &["limiter", "result"]),
+                "Permits by result, counted in cost. Each permit counts once.", &["limiter", CLASS, "result"]),
             client_permits_total: counters(registry, "weir_client_permits_total",
                 "Permits by the client that asked for them and by result, counted in cost.", &["client", "limiter", "result"]),
             queue_wait_seconds: histograms(registry, "weir_queue_wait_seconds",
-                "Time that forwarded requests waited for their permits.", &["limiter"], WAIT_SECONDS),
+                "Time that forwarded requests waited for their permits.", &["limiter", CLASS], WAIT_SECONDS),
             queue_waiting: gauges(registry, "weir_queue_waiting",
-                "Requests waiting in this replica.", &["limiter"]),
+                "Requests waiting in this replica.", &["limiter", CLASS]),
             queue_capacity: gauges(registry, "weir_queue_capacity",
-                "The most requests that may wait at once in this replica.", &["limiter"]),
+                "The most requests that may wait at once in this replica.", &["limiter", CLASS]),
             slot_lateness_seconds: histograms(registry, "weir_slot_lateness_seconds",
                 "Time from a permit's slot to its use.", &["limiter"], LATENESS_SECONDS),
             limiter_limit_permits: gauges(registry, "weir_limiter_limit_permits",

@@ -23,8 +23,8 @@ mod spans;
 
 pub use access_log::{AccessLine, AccessRule};
 pub use handles::{
-    ClientPermit, ClientPermits, ClientRequests, LimiterMetrics, LimiterSeries, RouteMetrics, StoreMetrics,
-    StoreOp, StoreResult,
+    ClassMetrics, ClassSeries, ClientPermit, ClientPermits, ClientRequests, LimiterMetrics, LimiterSeries,
+    RouteMetrics, StoreMetrics, StoreOp, StoreResult,
 };
 pub use logging::Logging;
 pub use metrics::{REQUEST_SECONDS, WAIT_SECONDS};

@@ -9,10 +9,10 @@ use prometheus::core::{Collector, Metric, MetricVec, MetricVecBuilder};
 use prometheus::{IntCounter, Registry, TextEncoder};
 
 use super::handles::{
-    ClientPermits, ClientRequests, LimiterMetrics, LimiterSeries, LimiterShared, RouteMetrics, RouteShared,
-    StoreMetrics, by_bucket,
+    ClassSeries, ClientPermits, ClientRequests, LimiterMetrics, LimiterSeries, LimiterShared, RouteMetrics,
+    RouteShared, StoreMetrics, by_bucket,
 };
-use super::metrics::Families;
+use super::metrics::{CLASS, Families};
 
 /// All metrics of one weir. Cheap to clone.
 #[derive(Clone)]
@@ -47,8 +47,9 @@ impl Metrics {
             let tasks = runtime.metrics().num_alive_tasks();
             self.shared.families.tasks.set(i64::try_from(tasks).unwrap_or(i64::MAX));
         }
-        let mut text = String::new();
-        if let Err(error) = TextEncoder::new().encode_utf8(&self.shared.registry.gather(), &mut text) {
+        let (mut text, mut families) = (String::new(), self.shared.registry.gather());
+        families.iter_mut().for_each(leave_out_no_class);
+        if let Err(error) = TextEncoder::new().encode_utf8(&families, &mut text) {
             tracing::warn!(%error, "metrics are incomplete");
         }
         text
@@ -73,11 +74,12 @@ impl Metrics {
     /// Returns the handle of a limiter as configured, not yet published.
     ///
     /// Once it is published, counters continue from an earlier handle of the same name, and gauges of limits that the
-    /// limiter no longer has are removed.
+    /// limiter no longer has are removed, as are all series of classes that it no longer has.
     pub fn limiter(&self, limiter: LimiterSeries) -> LimiterMetrics {
         let shared = self.shared.clone();
         LimiterMetrics::new(move || {
             shared.families.forget_limits_not_of(&limiter);
+            shared.families.forget_classes_not_of(&limiter);
             LimiterShared::new(&shared.families, &limiter)
         })
     }
@@ -151,22 +153,16 @@ impl Metrics {
     pub fn forget_limiter(&self, limiter: &str) {
         let families = &self.shared.families;
         let gone = |labels: &[&str]| labels.first() == Some(&limiter);
-        for counters in [&families.permits_total, &families.limiter_external_usage_permits_total] {
-            forget(counters, gone);
-        }
+        families.forget_classes(|labels| labels.first() == Some(&limiter));
+        forget(&families.limiter_external_usage_permits_total, gone);
         forget(&families.client_permits_total, |labels| labels.get(1) == Some(&limiter));
-        for histograms in [&families.queue_wait_seconds, &families.slot_lateness_seconds] {
-            forget(histograms, gone);
-        }
+        forget(&families.slot_lateness_seconds, gone);
         for gauges in [
-            &families.queue_waiting,
-            &families.queue_capacity,
             &families.limiter_paused,
             &families.limiter_ready,
+            &families.limiter_limit_permits,
+            &families.limiter_available_permits,
         ] {
-            forget(gauges, gone);
-        }
-        for gauges in [&families.limiter_limit_permits, &families.limiter_available_permits] {
             forget(gauges, gone);
         }
         forget(&families.limiter_exhausted_in_seconds, gone);
@@ -214,6 +210,22 @@ impl Families {
         forget(&self.limiter_available_permits, gone);
         forget(&self.limiter_exhausted_in_seconds, gone);
     }
+
+    /// Removes the series of classes that a limiter no longer has.
+    fn forget_classes_not_of(&self, limiter: &LimiterSeries) {
+        self.forget_classes(|labels| {
+            let is_of = |class: &ClassSeries| labels.get(1) == Some(&&*class.name);
+            labels.first() == Some(&&*limiter.name) && !limiter.classes.iter().any(is_of)
+        });
+    }
+
+    /// Removes each series by class for which `gone` holds. Its first labels are the limiter and the class.
+    fn forget_classes(&self, gone: impl Fn(&[&str]) -> bool) {
+        forget(&self.permits_total, &gone);
+        forget(&self.queue_wait_seconds, &gone);
+        forget(&self.queue_waiting, &gone);
+        forget(&self.queue_capacity, &gone);
+    }
 }
 
 impl Default for Metrics {
@@ -252,6 +264,16 @@ fn count_of(series: &prometheus::proto::Metric) -> u64 {
     series.get_counter().get_value() as u64
 }
 
+/// Leaves the label of the class out where callers share nothing: to Prometheus an empty value and no label are the same, and people read this.
+fn leave_out_no_class(family: &mut prometheus::proto::MetricFamily) {
+    for series in family.mut_metric() {
+        if series.get_label().iter().any(|label| label.name() == CLASS && label.value().is_empty()) {
+            let labels = series.take_label().into_iter();
+            series.set_label(labels.filter(|label| label.name() != CLASS).collect());
+        }
+    }
+}
+
 /// Returns the value of a label, or the empty string if the series has no such label.
 fn label_of<'a>(series: &'a prometheus::proto::Metric, name: &str) -> &'a str {
     let label = series.get_label().iter().find(|label| label.name() == name);
@@ -286,7 +308,8 @@ mod tests {
 
     fn limiter(name: &str, limits: &[(&str, u64)]) -> LimiterSeries {
         let limits = limits.iter().map(|(label, rate)| ((*label).into(), *rate)).collect();
-        LimiterSeries { name: name.into(), queue_capacity: 7, limits, overriding: Vec::new() }
+        let classes = vec![ClassSeries { name: "".into(), queue_capacity: 7 }];
+        LimiterSeries { name: name.into(), classes, limits, overriding: Vec::new() }
     }
 
     fn has(text: &str, line: &str) -> bool {
@@ -349,9 +372,9 @@ mod tests {
     #[test]
     fn a_changed_limit_loses_its_gauge_and_keeps_its_counts() {
         let metrics = Metrics::new();
-        metrics.limiter(limiter("l", &[("5/1s", 5), ("9/1m", 9)])).granted(3);
+        metrics.limiter(limiter("l", &[("5/1s", 5), ("9/1m", 9)])).class(0).granted(3);
         metrics.limiter(limiter("other", &[("5/1s", 5)])).publish();
-        metrics.limiter(limiter("l", &[("6/1s", 6), ("9/1m", 9)])).granted(1);
+        metrics.limiter(limiter("l", &[("6/1s", 6), ("9/1m", 9)])).class(0).granted(1);
         let text = metrics.render();
         assert!(!text.contains(r#"{limit="5/1s",limiter="l"}"#));
         assert!(has(&text, r#"weir_limiter_limit_permits{limit="5/1s",limiter="other"} 5"#));

@@ -51,7 +51,10 @@ fn table() -> BTreeMap<String, (String, BTreeSet<String>)> {
 async fn the_documented_metrics_are_the_exported_ones() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let weir = Weir::start(&one_limiter("memory", "{limits: [3/1m, 1000/1h]}", &upstream)).await;
+    // With a share, so that each series has all its labels.
+    let limiter =
+        "{limits: [3/1m, 1000/1h], queue: {timeout: 100ms, max_waiting: 5}, share: {by: header:x-caller}}";
+    let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
     for status in [200, 200, 200, 429] {
         assert_eq!(weir.get("/").await.status, status);
     }

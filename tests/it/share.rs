@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use crate::support::weir::run;
 use crate::support::{
-    Pending, RedisServer, Request, Upstream, Weir, client, configuration, eventually, lane,
+    Answer, Pending, RedisServer, Request, Upstream, Weir, client, configuration, eventually, lane,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -186,4 +187,60 @@ async fn a_class_has_its_own_queue_and_refusals() {
         assert!(answer.retry_after() > 1000 * SECOND, "{:?}", answer.retry_after());
     }
     assert!(started.elapsed() < 10 * SECOND, "nobody of it waits for an hour");
+}
+
+#[tokio::test]
+async fn who_waits_is_shown_by_class_and_caller() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let share = ", share: {by: header:x-caller, classes: [{name: interactive, of: [web], floor: 20%}, {name: batch}]}";
+    let weir = Weir::start(&shared(&redis.store(), "100/1s", share, &upstream)).await;
+    weir.tell_with("/api/limiters/api/pause", "{\"for\": \"30s\"}").await;
+    let mut etl = begin(&weir, "etl", 1);
+    weir.wait_for_waiting(1).await;
+    // Behind the one that came before.
+    etl.extend(begin(&weir, "etl", 4));
+    weir.wait_for_waiting(5).await;
+    let web = begin(&weir, "web", 2);
+    weir.wait_for_waiting(7).await;
+
+    let limiter = weir.ask("/api/limiters/api").await.json();
+    let share = &limiter["share"];
+    let of_classes: Vec<_> = share["classes"].as_array().unwrap().iter().collect();
+    assert_eq!((&of_classes[0]["class"], &of_classes[0]["waiting"]), (&"interactive".into(), &2.into()));
+    assert_eq!((&of_classes[0]["floor"], &of_classes[0]["ceiling"]), (&0.2.into(), &().into()));
+    assert_eq!((&of_classes[1]["class"], &of_classes[1]["waiting"]), (&"batch".into(), &5.into()));
+    let flows = share["flows"].as_array().unwrap();
+    // `web` is named by the configuration, and `etl` by its caller alone.
+    assert_eq!((&flows[0]["name"], &flows[0]["waiting"]), (&().into(), &5.into()));
+    assert_eq!((&flows[1]["name"], &flows[1]["class"]), (&"web".into(), &"interactive".into()));
+    assert!(flows[0]["longest_wait_ms"].as_u64() >= flows[1]["longest_wait_ms"].as_u64(), "{share}");
+
+    let metrics = weir.metrics().await;
+    let of = |class| [("limiter", "api"), ("class", class)];
+    assert_eq!(metrics.sum("weir_queue_waiting", &of("interactive")), 2.0);
+    assert_eq!(metrics.sum("weir_queue_waiting", &of("batch")), 5.0);
+    assert_eq!(metrics.sum("weir_queue_waiting", &[("limiter", "api")]), 7.0);
+    let printed = run(&["limiters", "api", "--admin", &weir.admin("")]).await.output();
+    assert!(printed.contains("interactive  2 ") && printed.contains("CALLER"), "{printed}");
+
+    weir.tell("/api/limiters/api/resume").await;
+    let positions = |answers: &[Answer]| -> Vec<u64> {
+        let position = |answer: &Answer| answer.header("weir-queue-position").and_then(|it| it.parse().ok());
+        answers.iter().filter_map(position).collect()
+    };
+    let mut of_etl = positions(&client::answers(etl).await);
+    of_etl.sort_unstable();
+    assert_eq!((of_etl.len(), of_etl[0]), (5, 1), "{of_etl:?}");
+    // The four are told of together, and so may be those of the other class.
+    assert!(of_etl[4] == of_etl[1] + 3 && (5..=7).contains(&of_etl[4]), "{of_etl:?}");
+    let mut of_web = positions(&client::answers(web).await);
+    of_web.sort_unstable();
+    assert_eq!(of_web, [1, 2], "they go before the batch");
+    let metrics = weir.metrics().await;
+    for (class, granted) in [("interactive", 2.0), ("batch", 5.0)] {
+        let labels = [("class", class), ("result", "granted")];
+        assert_eq!(metrics.sum("weir_permits_total", &labels), granted, "{class}");
+        assert_eq!(metrics.sum("weir_queue_wait_seconds_count", &[("class", class)]), granted, "{class}");
+    }
 }

@@ -71,7 +71,7 @@ fn one(
     let patience = patience(check, &key!(limiter.queue));
     let queue = queue(check, &key!(limiter.queue));
     let of_share = (limits.as_deref(), queue.as_ref().and_then(Option::as_ref));
-    let share = share(check, limiter, of_share, clients.is_some());
+    let share = share(check, limiter, of_share, clients);
     let pause = pause(check, &key!(limiter.pause));
     let guard = limits.as_ref().and_then(|limits| guard(check, limiter, limits));
     let overrides = overrides(check, limiter, (key.as_deref(), guard), clients);

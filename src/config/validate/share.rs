@@ -1,6 +1,6 @@
 //! `limiters.NAME.share`: classes, weights, floors and ceilings; and whether the routes of a limiter can share it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ pub(super) fn share(
     check: &mut Check<'_>,
     limiter: &Given<'_, schema::Limiter>,
     (limits, queue): (Option<&[Limit]>, Option<&QueueLimits>),
-    has_clients: bool,
+    clients: Option<&HashSet<&str>>,
 ) -> Option<Option<Sharing>> {
     let Some(given) = key!(limiter.share).get() else { return Some(None) };
     if matches!(limiter.value.mode, Some(schema::Mode::Shadow)) {
@@ -68,11 +68,12 @@ pub(super) fn share(
         check.problem_of_key(&given.at, "only with `queue`: those who wait go by their shares");
         return None;
     }
-    let by = by(check, &key!(given.by), has_clients);
+    let by = by(check, &key!(given.by), clients.is_some());
     let ahead = check.bounded(&key!(given.ahead), AHEAD, AHEAD_MIN..=AHEAD_MAX);
     let classes = classes(check, &given, limits, queue);
     let members = members(check, &given);
-    let share = QuotaShare { classes: classes?, members: Arc::new(members?), ahead: ahead? };
+    let names = Arc::new(names(&given, by.as_ref(), clients));
+    let share = QuotaShare { classes: classes?, members: Arc::new(members?), names, ahead: ahead? };
     warn_of_spent_windows(check, &given.at, &share, limits?);
     Some(Some((share, by?)))
 }
@@ -218,6 +219,19 @@ fn class_queue(
     let most = queue.map_or(1, |queue| queue.max_waiting);
     let max_waiting = check.count(&key!(given.max_waiting), most, 1..=1_000_000);
     Some(QueueLimits { timeout: timeout?.or(queue.map(|queue| queue.timeout))?, max_waiting: max_waiting? })
+}
+
+/// Returns the first values of flows that the configuration has, by their hashes.
+fn names(
+    given: &Given<'_, Written>,
+    by: Option<&Arc<[By]>>,
+    clients: Option<&HashSet<&str>>,
+) -> HashMap<u64, Arc<str>> {
+    let of = given.value.classes.iter().flatten().flat_map(|class| class.of.iter().flatten());
+    let named = of.map(String::as_str).chain(key!(given.weights).at.names());
+    let is_client = by.is_some_and(|by| by.first() == Some(&By::Part(KeyPart::Client)));
+    let clients = clients.filter(|_| is_client).into_iter().flatten().copied();
+    named.chain(clients).map(|name| (Flow::member_of(name), name.into())).collect()
 }
 
 /// Returns the callers that have a class or a weight of their own.

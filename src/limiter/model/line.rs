@@ -113,6 +113,6 @@ pub struct LineAnswer {
     pub dealt: Vec<Dealt>,
     /// The requests that may not wait.
     pub not_taken: Vec<NotTaken>,
-    /// For each want: how many permits go before its last request, as things stand; zero if none of it waits.
+    /// For each want: how many permits go until its last request has its own, as things stand; zero if none of it waits.
     pub before: Vec<u64>,
 }

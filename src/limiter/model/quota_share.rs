@@ -9,6 +9,9 @@ use sha2::{Digest, Sha256};
 use crate::limiter::model::line::FLOW_MIN;
 use crate::limiter::model::queue_limits::QueueLimits;
 
+/// What people see of a flow whose requests lack the first value.
+const NO_VALUE: &str = "none";
+
 /// Who of the callers a request is of, by hashes of what names it.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Flow {
@@ -74,6 +77,8 @@ pub struct QuotaShare {
     pub classes: Arc<[Class]>,
     /// The callers that have a class or a weight of their own, by [`Flow::member`].
     pub members: Arc<HashMap<u64, Member>>,
+    /// The values that the configuration names, by [`Flow::member`]: for people alone.
+    pub names: Arc<HashMap<u64, Arc<str>>>,
     /// How far ahead of the present slots are dealt.
     pub ahead: Duration,
 }
@@ -99,6 +104,12 @@ impl QuotaShare {
     /// Returns the class of a caller.
     pub fn class(&self, flow: Flow) -> &Class {
         &self.classes[self.member(flow).class.min(self.classes.len() - 1)]
+    }
+
+    /// Returns the first value that names a flow, if the configuration has it, or if it is missing.
+    pub fn name_of(&self, flow: Flow) -> Option<Arc<str>> {
+        let is_missing = flow.member == hash(&[None]);
+        if is_missing { Some(NO_VALUE.into()) } else { self.names.get(&flow.member).cloned() }
     }
 
     /// Returns what bounds classes, if anything does. A floor bounds all others.
@@ -134,6 +145,7 @@ mod tests {
         let share = QuotaShare {
             classes: [class("first", 0, None), class("rest", 0, None)].into(),
             members: Arc::new(members.into()),
+            names: Arc::default(),
             ahead: Duration::from_millis(250),
         };
         let of = |values: &[&str]| Flow::of(&values.iter().map(|it| Some(it.as_bytes())).collect::<Vec<_>>());
@@ -149,6 +161,7 @@ mod tests {
         let share = QuotaShare {
             classes: [class("a", 200_000, None), class("b", 0, Some(700_000)), class("c", 0, None)].into(),
             members: Arc::default(),
+            names: Arc::default(),
             ahead: Duration::from_millis(250),
         };
         let bound = |name: &str, ppm, classes| Bound { name: name.to_owned(), ppm, classes };

@@ -13,10 +13,10 @@ use arc_swap::{ArcSwap, Guard};
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::{Limiter, LimiterName, OnStoreFailure, Partition, Permits, Refusal};
+use crate::limiter::model::{Flow, Limiter, LimiterName, OnStoreFailure, Partition, Permits, Refusal};
 use crate::limiter::queue::limiter_pauses::LimiterPauses;
 use crate::limiter::recovery::session::StoreSession;
-use crate::telemetry::LimiterMetrics;
+use crate::telemetry::{ClassMetrics, LimiterMetrics};
 
 /// How long the metrics show the tightest partition after its latest answer, before any other may take its place: a scrape
 /// or two.
@@ -161,33 +161,44 @@ impl ActiveLimiter {
         self.is_partitioned
     }
 
-    pub(in crate::limiter) fn add_waiting(&self, more: i64) {
-        self.counts.waiting.fetch_add(more, Ordering::Relaxed);
-        self.metrics().add_waiting(more);
+    /// Returns the class of a flow, as the metrics of a limiter that nobody shares have one for all.
+    fn class(&self, flow: Flow) -> usize {
+        self.limiter.load().share.as_ref().map_or(0, |share| share.member(flow).class)
     }
 
-    pub(in crate::limiter) fn count_waited(&self, waited: Duration) {
+    /// Counts something of the class of a flow.
+    pub(in crate::limiter) fn of_class(&self, flow: Flow, count: impl FnOnce(&ClassMetrics)) {
+        count(self.metrics().class(self.class(flow)));
+    }
+
+    pub(in crate::limiter) fn add_waiting(&self, more: i64) {
+        self.counts.waiting.fetch_add(more, Ordering::Relaxed);
+    }
+
+    pub(in crate::limiter) fn count_waited(&self, flow: Flow, waited: Duration) {
         let micros = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
         // Only a new longest wait is written: most are shorter.
         if micros > self.counts.longest_wait_us.load(Ordering::Relaxed) {
             self.counts.longest_wait_us.fetch_max(micros, Ordering::Relaxed);
         }
-        self.metrics().waited(waited);
+        self.of_class(flow, |class| class.waited(waited));
     }
 
     pub(in crate::limiter) fn count_granted(&self, cost: u64) {
         self.counts.granted.fetch_add(cost, Ordering::Relaxed);
     }
 
-    pub(in crate::limiter) fn count_refused(&self, cost: u64) {
+    pub(in crate::limiter) fn count_refused(&self, flow: Flow, cost: u64) {
         self.counts.refused.fetch_add(cost, Ordering::Relaxed);
-        self.metrics().refused(cost);
+        self.of_class(flow, |class| class.refused(cost));
     }
 
-    /// Sets the metrics of whether the limiter is paused, and whether it can serve.
-    pub(in crate::limiter) fn refresh_metrics(&self) {
-        self.metrics().set_paused(self.pauses.is_paused());
-        self.metrics().set_ready(self.can_serve());
+    /// Sets the metrics of whether the limiter is paused, whether it can serve, and how many requests of each class wait.
+    pub(in crate::limiter) fn refresh_metrics(&self, waiting: &[u64]) {
+        let metrics = self.metrics();
+        metrics.set_paused(self.pauses.is_paused());
+        metrics.set_ready(self.can_serve());
+        waiting.iter().enumerate().for_each(|(class, waiting)| metrics.class(class).set_waiting(*waiting));
     }
 
     /// Returns whether requests get anything but a refusal: false while the store is away and the limiter rejects without it.

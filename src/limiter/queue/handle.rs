@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Freed, LimiterName, OnStoreFailure, Permits, Refusal};
+use crate::limiter::model::{Flow, Freed, LimiterName, OnStoreFailure, Permits, Refusal};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::inbox::{Arrival, Asker, Inbox, Unsent, WorkerEvents};
 use crate::limiter::queue::pause::Paused;
@@ -22,6 +22,7 @@ use crate::limiter::queue::refusal_cache::RefusalCache;
 use crate::limiter::queue::request::{Holder, RequestId};
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::queue::ticket::{Answered, Demand};
+use crate::limiter::queue::waiting::WaitingNow;
 
 /// The most permits in flight: handed out to requests that have still to be woken and sent. More of them would only wait for
 /// the processor and come later than their guard; in the queue they keep their order, and late ones are booked anew in one
@@ -40,9 +41,8 @@ pub(in crate::limiter) struct Queue {
     pub(in crate::limiter) instances: Arc<[LimiterInstance]>,
     inbox: Mutex<Inbox>,
     wake: Notify,
-    waiting: AtomicU32,
-    /// The moment at which the first waiting request arrived.
-    first_arrived: AtomicU64,
+    /// Who waits, as the worker last said.
+    pub(in crate::limiter) waiting: WaitingNow,
     /// The moment until which slots of the store may be used.
     lease: AtomicU64,
     /// The number of the outage whose local slots may be used; zero if none may be.
@@ -63,8 +63,7 @@ impl Queue {
             instances,
             inbox: Mutex::default(),
             wake: Notify::new(),
-            waiting: AtomicU32::new(0),
-            first_arrived: AtomicU64::new(0),
+            waiting: WaitingNow::default(),
             lease: AtomicU64::new(0),
             outage: AtomicU64::new(0),
             permits_out: AtomicU32::new(0),
@@ -131,7 +130,7 @@ impl Queue {
         if wakes {
             self.wake.notify_one();
         }
-        self.count_waited(Duration::ZERO);
+        self.count_waited(demand.flow, Duration::ZERO);
         let holder =
             Holder { arrived: now, deadline: now + self.wait_of(demand), late: 0, flow: demand.flow };
         Some(Permit::new(self.clone(), slot, clock, demand.cost, (holder, Duration::ZERO)))
@@ -170,7 +169,7 @@ impl Queue {
         let cost = demand.cost;
         let is_shadow = matches!(asker, Asker::Shadow);
         let refused = |refusal| {
-            self.count_refused(&refusal, cost, is_shadow);
+            self.count_refused(&refusal, (demand.flow, cost), is_shadow);
             Err(refusal)
         };
         if cost > self.cost_max() {
@@ -336,11 +335,7 @@ impl Queue {
 
     /// Sets how many requests wait, and when the first of them arrived.
     pub(in crate::limiter) fn set_waiting(&self, waiting: u32, first_arrived: Option<Moment>) {
-        if let Some(arrived) = first_arrived {
-            self.first_arrived.store(arrived.0, Ordering::Relaxed);
-        }
-        // Released after the arrival, so that a reader of this number sees that instant too.
-        let before = self.waiting.swap(waiting, Ordering::Release);
+        let before = self.waiting.set(waiting, first_arrived);
         if before != waiting {
             self.active_limiters()
                 .for_each(|active| active.add_waiting(i64::from(waiting) - i64::from(before)));
@@ -349,8 +344,7 @@ impl Queue {
 
     /// Returns how long the first waiting request has waited; `None` if none waits.
     pub(in crate::limiter) fn longest_wait(&self) -> Option<Micros> {
-        let is_waited_for = self.waiting.load(Ordering::Acquire) > 0;
-        is_waited_for.then(|| self.now() - Moment(self.first_arrived.load(Ordering::Relaxed)))
+        self.waiting.since().map(|since| self.now() - since)
     }
 
     /// Returns how many more permits may be in flight. While it is zero, the worker is woken when enough have been sent.
@@ -365,16 +359,21 @@ impl Queue {
     }
 
     /// Records how long a request waited for its permit.
-    pub(in crate::limiter) fn count_waited(&self, waited: Duration) {
-        self.active_limiters().for_each(|active| active.count_waited(waited));
+    pub(in crate::limiter) fn count_waited(&self, flow: Flow, waited: Duration) {
+        self.active_limiters().for_each(|active| active.count_waited(flow, waited));
     }
 
     /// Counts a refusal for the limiter that it names.
-    pub(in crate::limiter) fn count_refused(&self, refusal: &Refusal, cost: Permits, is_shadow: bool) {
+    pub(in crate::limiter) fn count_refused(
+        &self,
+        refusal: &Refusal,
+        (flow, cost): (Flow, Permits),
+        is_shadow: bool,
+    ) {
         let named = self.active_limiters().find(|active| active.name == *refusal.limiter());
         match named {
-            Some(active) if is_shadow => active.metrics().shadow_refused(cost.get()),
-            Some(active) => active.count_refused(cost.get()),
+            Some(active) if is_shadow => active.of_class(flow, |class| class.shadow_refused(cost.get())),
+            Some(active) => active.count_refused(flow, cost.get()),
             None => {}
         }
     }
@@ -421,7 +420,7 @@ impl OriginQueue for Queue {
     }
 
     fn has_waiting(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) > 0
+        self.waiting.count() > 0
     }
 
     fn permit_in(&self) {
@@ -438,16 +437,15 @@ impl OriginQueue for Queue {
         }
     }
 
-    fn count_used(&self, source: Source, cost: Permits) {
+    fn count_used(&self, source: Source, flow: Flow, cost: Permits) {
         let cost = cost.get();
         for active in self.active_limiters() {
-            let metrics = active.metrics();
             let is_allowed = || active.limiter().on_store_failure == OnStoreFailure::Allow;
-            match source {
-                Source::Store(_) => metrics.granted(cost),
-                Source::Local(_) if !is_allowed() => metrics.local(cost),
-                Source::Local(_) | Source::Unlimited => metrics.allowed(cost),
-            }
+            active.of_class(flow, |class| match source {
+                Source::Store(_) => class.granted(cost),
+                Source::Local(_) if !is_allowed() => class.local(cost),
+                Source::Local(_) | Source::Unlimited => class.allowed(cost),
+            });
             active.count_granted(cost);
         }
     }
@@ -456,8 +454,8 @@ impl OriginQueue for Queue {
         self.active_limiters().for_each(|active| active.metrics().lateness(late.to_duration()));
     }
 
-    fn count_cancelled(&self, cost: Permits) {
-        self.active_limiters().for_each(|active| active.metrics().cancelled(cost.get()));
+    fn count_cancelled(&self, flow: Flow, cost: Permits) {
+        self.active_limiters().for_each(|active| active.of_class(flow, |class| class.cancelled(cost.get())));
     }
 
     fn hand_back(&self, returned: Returned) {

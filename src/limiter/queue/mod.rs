@@ -30,4 +30,5 @@ pub(in crate::limiter) mod shared;
 pub(in crate::limiter) mod slot;
 pub mod ticket;
 pub mod upstream_report;
+pub(in crate::limiter) mod waiting;
 pub(in crate::limiter) mod worker;

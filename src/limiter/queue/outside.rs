@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::limiter::model::{Permits, Refusal};
+use crate::limiter::model::{Flow, Permits, Refusal};
 use crate::limiter::queue::active_limiter::ActiveLimiter;
 use crate::limiter::queue::handle::INTAKE_RETRY;
 
@@ -28,7 +28,7 @@ impl WaitingOutside {
             waiting.0.push(active.clone());
             let before = if active.is_partitioned() { outside } else { active.counts.waiting() - 1 };
             if max_waiting.is_some_and(|max| before >= max) {
-                active.count_refused(Permits::ONE.get());
+                active.count_refused(Flow::default(), Permits::ONE.get());
                 let (limiter, retry_after) = (active.name.clone(), INTAKE_RETRY);
                 return Err(Refusal::QueueFull { limiter, limit: 0, available: 0, retry_after });
             }

@@ -83,13 +83,13 @@ pub(in crate::limiter) trait OriginQueue: Send + Sync {
     fn leave_flight(&self);
 
     /// Counts a used permit.
-    fn count_used(&self, source: Source, cost: Permits);
+    fn count_used(&self, source: Source, flow: Flow, cost: Permits);
 
     /// Records how long after its slot a permit was used, or found too late.
     fn count_late(&self, late: Micros);
 
     /// Counts a permit that was given back unused.
-    fn count_cancelled(&self, cost: Permits);
+    fn count_cancelled(&self, flow: Flow, cost: Permits);
 
     /// Hands a permit back to the worker. It is dropped if the queue has ended.
     fn hand_back(&self, returned: Returned);
@@ -237,7 +237,7 @@ impl Permit {
         let Hold::Slot(slot) = *hold else { return None };
         *hold = Hold::Settled;
         let sent = confirmed.unwrap_or_else(|| queue.now());
-        queue.count_used(slot.source, *cost);
+        queue.count_used(slot.source, holder.flow, *cost);
         queue.count_late(slot.lateness(clock, sent));
         queue.permit_in();
         Some(Receipt { queue: queue.clone(), slot, cost: *cost, sent, flow: holder.flow })
@@ -316,7 +316,7 @@ impl Drop for HeldSlot {
         self.leave_flight();
         self.set_aside();
         if matches!(self.slot, Hold::SetAside(_)) {
-            self.queue.count_cancelled(self.cost);
+            self.queue.count_cancelled(self.holder.flow, self.cost);
             self.queue.permit_in();
         }
     }

@@ -43,6 +43,7 @@ pub(in crate::limiter) type Answered = oneshot::Receiver<Result<Entered, Refusal
 pub struct Ticket {
     queue: Arc<dyn OriginQueue>,
     request: RequestId,
+    place: Option<u64>,
     approach: Option<oneshot::Receiver<()>>,
     turn: Option<oneshot::Receiver<Result<Permit, Refusal>>>,
     pub(in crate::limiter) shadows: Option<Shadows>,
@@ -51,11 +52,17 @@ pub struct Ticket {
 impl Ticket {
     pub(in crate::limiter) fn new(
         queue: Arc<dyn OriginQueue>,
-        request: RequestId,
+        (request, place): (RequestId, Option<u64>),
         approach: oneshot::Receiver<()>,
         turn: oneshot::Receiver<Result<Permit, Refusal>>,
     ) -> Ticket {
-        Ticket { queue, request, approach: Some(approach), turn: Some(turn), shadows: None }
+        Ticket { queue, request, place, approach: Some(approach), turn: Some(turn), shadows: None }
+    }
+
+    /// Returns the place of this request in the whole fleet's queue when it entered, counted in permits, its own included; `None` where
+    /// nobody knows.
+    pub fn place(&self) -> Option<u64> {
+        self.place
     }
 
     /// Waits until the slot is near, so that an upstream connection can be made ready for it.

@@ -14,6 +14,7 @@ use crate::limiter::model::{
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::worker::Siblings;
 use crate::limiter::registry::queues::Queues;
+use crate::limiter::registry::shares::{ShareStatus, Shares};
 use crate::limiter::store::StoreError;
 
 /// A limiter, or one of its partitions.
@@ -66,6 +67,8 @@ pub struct LimiterStatus {
     pub longest_wait: Duration,
     /// The present pause, as this replica keeps to it; `None` without one.
     pub pause: Option<PauseState>,
+    /// How its callers share it; `None` if they do not.
+    pub share: Option<ShareStatus>,
 }
 
 /// A pause that is not over.
@@ -106,13 +109,14 @@ impl Inspection {
 
     /// Returns the present state. Asks the store, and changes nothing.
     pub async fn inspect(&self) -> LimiterStatus {
-        self.inspect_with(&self.queues.longest_waits()).await
+        self.inspect_with(&self.queues.longest_waits(), &Shares::now(&self.queues)).await
     }
 
-    /// Like [`Inspection::inspect`], with the age of each limiter's oldest waiting request.
+    /// Like [`Inspection::inspect`], with the age of each limiter's oldest waiting request, and the flows that wait.
     pub(in crate::limiter) async fn inspect_with(
         &self,
         waits: &HashMap<LimiterName, Duration>,
+        shares: &Shares,
     ) -> LimiterStatus {
         let LimiterInstance { active, partition } = &self.instance;
         // Of a limiter with partitions as a whole, the store has nothing but pauses and resets by hand.
@@ -137,6 +141,7 @@ impl Inspection {
             available,
             longest_wait: waits.get(&active.name).copied().unwrap_or_default(),
             pause,
+            share: shares.status(active),
         }
     }
 

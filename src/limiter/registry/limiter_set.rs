@@ -232,7 +232,7 @@ impl LimiterSet {
     fn count_refused(&self, refusal: &Refusal, demand: Demand) {
         let mut limiters = self.inner.limiters.iter().map(|(active, _)| active);
         if let Some(active) = limiters.find(|active| active.name == *refusal.limiter()) {
-            active.count_refused(demand.cost.get());
+            active.count_refused(demand.flow, demand.cost.get());
         }
     }
 

@@ -26,6 +26,7 @@ use crate::limiter::registry::outages;
 use crate::limiter::registry::prepared_limiters::PreparedLimiters;
 use crate::limiter::registry::queues::{LINGER, Queues};
 use crate::limiter::registry::readings;
+use crate::limiter::registry::shares::Shares;
 use crate::limiter::registry::store_sessions::StoreSessions;
 use crate::limiter::store::memory::MemoryStore;
 use crate::limiter::store::{Announcement, Store};
@@ -121,11 +122,12 @@ impl Limiters {
 
     /// Returns the status of every limiter, in the order of the configuration. Asks the store, and changes nothing.
     pub async fn inspect(&self) -> Vec<LimiterStatus> {
-        let (mut statuses, waits) = (Vec::new(), self.in_force.queues.longest_waits());
+        let mut statuses = Vec::new();
+        let (waits, shares) = (self.in_force.queues.longest_waits(), Shares::now(&self.in_force.queues));
         for active in self.active_limiters() {
             // Without a partition it never fails.
             if let Ok(inspection) = Inspection::new(active, None, &self.in_force.queues) {
-                statuses.push(inspection.inspect_with(&waits).await);
+                statuses.push(inspection.inspect_with(&waits, &shares).await);
             }
         }
         statuses
@@ -163,7 +165,8 @@ impl Limiters {
 
     /// Updates the metrics that change with time alone. Asks no store.
     pub fn refresh_metrics(&self) {
-        self.active_limiters().iter().for_each(|active| active.refresh_metrics());
+        let shares = Shares::now(&self.in_force.queues);
+        self.active_limiters().iter().for_each(|active| active.refresh_metrics(&shares.by_class(active)));
     }
 
     /// Returns the replicas that share the store, this one first, as of the store's last answer.

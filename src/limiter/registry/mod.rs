@@ -10,6 +10,7 @@
 //! - `readings`: what this replica tells the fleet of a limiter, for people.
 //! - `outages`: a line in the log for each minute without the store.
 //! - `series`: a limiter as the metrics show it.
+//! - `shares`: how the callers of limiters share them at this moment.
 //!
 //! Knows nothing of routes, of files, or of why a limiter is configured as it is.
 
@@ -22,4 +23,5 @@ pub mod prepared_limiters;
 pub(in crate::limiter) mod queues;
 mod readings;
 mod series;
+pub mod shares;
 mod store_sessions;

@@ -15,7 +15,7 @@ use crate::entropy::SeededHash;
 use crate::limiter::model::{
     Cause, Freed, LimiterName, Moved, PauseByHand, PauseStretch, Permits, Reason, Refusal,
 };
-use crate::limiter::queue::active_limiter::{LimiterInstance, shrink};
+use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance, shrink};
 use crate::limiter::queue::guard::QueueGuard;
 use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::inbox::Asker;
@@ -23,6 +23,7 @@ use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::permit::OriginQueue;
 use crate::limiter::queue::shadow::ShadowQueues;
 use crate::limiter::queue::ticket::Demand;
+use crate::limiter::queue::waiting::FlowWaiting;
 use crate::limiter::queue::worker::{Siblings, Worker};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::heartbeat::News;
@@ -118,7 +119,7 @@ impl Queues {
         }
     }
 
-    fn each(&self, act: impl Fn(&Queue)) {
+    fn each(&self, mut act: impl FnMut(&Queue)) {
         for shard in &self.shards {
             let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             shard.values().for_each(|queue| act(queue));
@@ -139,6 +140,16 @@ impl Queues {
             }
         }
         longest
+    }
+
+    /// Looks at the flows that wait for each limiter whose callers share it. One may come several times.
+    pub(in crate::limiter) fn each_flow(&self, mut look: impl FnMut(&ActiveLimiter, &FlowWaiting)) {
+        self.each(|queue| {
+            let sharer = queue.instances.iter().find(|it| it.active.limiter().share.is_some());
+            if let Some(sharer) = sharer {
+                queue.waiting.each_flow(|waiting| look(&sharer.active, waiting));
+            }
+        });
     }
 
     /// Tells the workers of queues with a changed limiter.
@@ -261,7 +272,9 @@ impl ShadowQueues for Queues {
                 Ok(queue) if matches!(queue.push(demand, Asker::Shadow), Ok(false)) => {}
                 // weir is shutting down: it would not have been refused.
                 Ok(_) | Err(Refusal::Closed { .. }) => return,
-                Err(_) => return instance.active.metrics().shadow_refused(cost.get()),
+                Err(_) => {
+                    return instance.active.of_class(demand.flow, |class| class.shadow_refused(cost.get()));
+                }
             }
         }
     }

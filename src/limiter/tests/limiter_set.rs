@@ -59,6 +59,7 @@ impl Fleet {
     }
 
     pub(in crate::limiter) fn shows(&self, series: &str) -> bool {
+        self.limiters.refresh_metrics();
         self.metrics.render().lines().any(|line| line == series)
     }
 }

@@ -43,6 +43,7 @@ pub(crate) async fn admit(
         Entered::Waiting(ticket) => {
             versions::compact(head);
             record.wait.begin();
+            record.wait.place = ticket.place();
             let early = client.early.begin(plan.body_bytes);
             let wait_max = limiter_set.wait_max(demand.flow).min(demand.wait_max.unwrap_or(Duration::MAX));
             let deadline = Instant::now() + wait_max;

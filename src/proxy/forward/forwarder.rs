@@ -213,7 +213,9 @@ async fn refuse(
     if let ProxyError::Refused { refusal, .. } = &error {
         record.permits_refused(refusal.limiter());
     }
-    let response = record.refused(response::refuse(&error, unread.origin.reader, record.errors));
+    let mut refused = response::refuse(&error, unread.origin.reader, record.errors);
+    response::add_position(refused.response.headers_mut(), record.wait.place);
+    let response = record.refused(refused);
     if let Some(body) = unread.body.take().filter(|body| !http_body::Body::is_end_stream(body)) {
         Box::pin(leave_unread(unread, body, client)).await;
     }
@@ -312,7 +314,7 @@ fn respond(
         let left = outgoing.feedback.quota_left.take();
         limit_headers::replace(response.headers_mut(), form, left.as_deref(), SystemTime::now());
     }
-    response::add_wait(response.headers_mut(), record.wait.total, || plan.class());
+    response::add_wait(response.headers_mut(), (record.wait.total, record.wait.place), || plan.class());
     // hyper writes the version of the client's connection.
     *response.version_mut() = Version::HTTP_11;
     if response.status() == SWITCHING_PROTOCOLS {

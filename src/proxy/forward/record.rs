@@ -70,6 +70,8 @@ pub(crate) struct End {
 pub(crate) struct Wait {
     /// The time of the waits that have ended.
     pub(crate) total: Duration,
+    /// The place in the fleet's queue when the request entered, in permits, if that is known.
+    pub(crate) place: Option<u64>,
     /// The beginning of the current wait.
     since: Option<Instant>,
 }

@@ -26,6 +26,7 @@ pub(crate) const SWITCHING_PROTOCOLS: StatusCode = StatusCode::SWITCHING_PROTOCO
 const WEIR_ERROR: HeaderName = HeaderName::from_static("weir-error");
 const WEIR_WAIT_MS: HeaderName = HeaderName::from_static("weir-wait-ms");
 const WEIR_CLASS: HeaderName = HeaderName::from_static("weir-class");
+const WEIR_QUEUE_POSITION: HeaderName = HeaderName::from_static("weir-queue-position");
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
 /// The problem type of every 429, from draft-ietf-httpapi-ratelimit-headers-10.
@@ -105,12 +106,22 @@ pub(crate) fn outline(error: &ProxyError) -> (u16, &'static str, String) {
     (verdict.status.as_u16(), verdict.code, verdict.detail)
 }
 
-/// Writes `weir-wait-ms`, and `weir-class` where callers share the quota, if the request waited.
-pub(crate) fn add_wait(headers: &mut HeaderMap, waited: Duration, class: impl FnOnce() -> Option<Arc<str>>) {
+/// Writes `weir-wait-ms`, and where callers share the quota `weir-class` and `weir-queue-position`, if the request waited.
+pub(crate) fn add_wait(
+    headers: &mut HeaderMap,
+    (waited, place): (Duration, Option<u64>),
+    class: impl FnOnce() -> Option<Arc<str>>,
+) {
     if !waited.is_zero() {
         headers.insert(WEIR_WAIT_MS, HeaderValue::from(millis(waited)));
         add_class(headers, class().as_deref());
+        add_position(headers, place);
     }
+}
+
+/// Writes `weir-queue-position`, if the place of the request in the queue when it entered is known.
+pub(crate) fn add_position(headers: &mut HeaderMap, place: Option<u64>) {
+    headers.extend(place.map(|place| (WEIR_QUEUE_POSITION, HeaderValue::from(place))));
 }
 
 /// Writes `weir-class`. The name of a class is a valid value.

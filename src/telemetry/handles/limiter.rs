@@ -3,18 +3,17 @@
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
-use prometheus::core::Metric as _;
 use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec};
 
-use crate::telemetry::handles::{Unpublished, by_bucket};
+use crate::telemetry::handles::{ClassMetrics, ClassSeries, Unpublished, gauge_value};
 use crate::telemetry::metrics::Families;
 
 /// A limiter as the metrics show it.
 pub struct LimiterSeries {
     /// The name, for the label `limiter`.
     pub name: Arc<str>,
-    /// The most requests that may wait at once; 0 without a queue.
-    pub queue_capacity: u32,
+    /// The classes of its callers: one at least.
+    pub classes: Vec<ClassSeries>,
     /// The label and the rate of each limit.
     pub limits: Vec<(Arc<str>, u64)>,
     /// The same of the limits that some partitions have in their place, in the order of the labels, which are others.
@@ -35,15 +34,9 @@ pub struct LimiterMetrics {
 }
 
 pub(in crate::telemetry) struct LimiterShared {
-    granted: IntCounter,
-    refused: IntCounter,
-    cancelled: IntCounter,
-    local: IntCounter,
-    allowed: IntCounter,
-    shadow_refused: IntCounter,
-    wait: Histogram,
+    /// At least one.
+    classes: Vec<ClassMetrics>,
     lateness: Histogram,
-    waiting: IntGauge,
     condition: Condition,
     external_usage: IntCounter,
     available: Available,
@@ -96,21 +89,12 @@ impl LimiterShared {
     /// Creates the series of a limiter.
     pub(in crate::telemetry) fn new(families: &Families, limiter: &LimiterSeries) -> LimiterShared {
         let name = &*limiter.name;
-        families.queue_capacity.with_label_values(&[name]).set(i64::from(limiter.queue_capacity));
         for (label, rate) in limiter.all_limits() {
             families.limiter_limit_permits.with_label_values(&[name, &**label]).set(gauge_value(*rate));
         }
-        let permits = |result| families.permits_total.with_label_values(&[name, result]);
         LimiterShared {
-            granted: permits("granted"),
-            refused: permits("refused"),
-            cancelled: permits("cancelled"),
-            local: permits("local"),
-            allowed: permits("allowed"),
-            shadow_refused: permits("shadow_refused"),
-            wait: families.queue_wait_seconds.with_label_values(&[name]),
+            classes: limiter.classes.iter().map(|class| ClassMetrics::new(families, name, class)).collect(),
             lateness: families.slot_lateness_seconds.with_label_values(&[name]),
-            waiting: families.queue_waiting.with_label_values(&[name]),
             condition: Condition {
                 paused: families.limiter_paused.with_label_values(&[name]),
                 ready: families.limiter_ready.with_label_values(&[name]),
@@ -134,54 +118,24 @@ impl LimiterMetrics {
         LazyLock::force(&self.shared);
     }
 
-    /// Counts permits that the store granted and requests used.
-    pub fn granted(&self, permits: u64) {
-        self.shared.granted.inc_by(permits);
+    /// Returns the series of the class with this place. A limiter that its callers do not share has one for all.
+    pub fn class(&self, place: usize) -> &ClassMetrics {
+        let classes = &self.shared.classes;
+        &classes[place.min(classes.len() - 1)]
     }
 
-    /// Counts permits that were refused.
-    pub fn refused(&self, permits: u64) {
-        self.shared.refused.inc_by(permits);
-    }
-
-    /// Counts permits of requests that left before they were sent upstream.
-    pub fn cancelled(&self, permits: u64) {
-        self.shared.cancelled.inc_by(permits);
-    }
-
-    /// Counts permits that this replica granted from its own share during an outage of the store.
-    pub fn local(&self, permits: u64) {
-        self.shared.local.inc_by(permits);
-    }
-
-    /// Counts permits of requests that passed without a limit during an outage of the store.
-    pub fn allowed(&self, permits: u64) {
-        self.shared.allowed.inc_by(permits);
-    }
-
-    /// Counts permits that the limiter, in shadow mode, would have refused.
-    pub fn shadow_refused(&self, permits: u64) {
-        self.shared.shadow_refused.inc_by(permits);
-    }
-
-    /// Records the time that a request waited for its permit.
-    pub fn waited(&self, wait: Duration) {
-        self.shared.wait.observe(wait.as_secs_f64());
-    }
-
-    /// Returns how many requests waited, by [`WAIT_SECONDS`], and beyond the last bound.
+    /// Returns how many requests waited, by [`WAIT_SECONDS`](crate::telemetry::metrics::WAIT_SECONDS), and beyond the last bound.
     pub fn wait_counts(&self) -> Vec<u64> {
-        by_bucket(self.shared.wait.metric().get_histogram())
+        let mut counts = self.class(0).wait_counts();
+        for class in &self.shared.classes[1..] {
+            counts.iter_mut().zip(class.wait_counts()).for_each(|(count, more)| *count += more);
+        }
+        counts
     }
 
     /// Records the time from a permit's slot to its use.
     pub fn lateness(&self, late: Duration) {
         self.shared.lateness.observe(late.as_secs_f64());
-    }
-
-    /// Adds to the number of waiting requests; a negative number subtracts.
-    pub fn add_waiting(&self, more: i64) {
-        self.shared.waiting.add(more);
     }
 
     /// Sets whether the limiter is paused.
@@ -212,9 +166,4 @@ impl LimiterMetrics {
             available.set(gauge_value(permits));
         }
     }
-}
-
-/// Converts to a gauge's signed value; no rate comes near its maximum.
-fn gauge_value(permits: u64) -> i64 {
-    i64::try_from(permits).unwrap_or(i64::MAX)
 }

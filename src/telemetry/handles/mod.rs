@@ -1,7 +1,8 @@
-//! Handles to the series of one route, one client, one limiter, the store: resolved once per label set, then only atomic additions.
+//! Handles to the series of one route, one client, one limiter, one class of its callers, the store: resolved once per label set, then only atomic additions.
 //!
 //! Names no metric and knows no configuration: `metrics` has the names, and the caller gives the label values.
 
+mod class;
 mod client;
 mod limiter;
 mod route;
@@ -9,6 +10,7 @@ mod store;
 
 use std::sync::LazyLock;
 
+pub use class::{ClassMetrics, ClassSeries};
 pub use client::{ClientPermit, ClientPermits, ClientRequests};
 pub(super) use limiter::LimiterShared;
 pub use limiter::{LimiterMetrics, LimiterSeries};
@@ -28,3 +30,8 @@ pub(in crate::telemetry) fn by_bucket(histogram: &prometheus::proto::Histogram) 
 ///
 /// A reload creates handles while it is prepared, and a reload that fails must leave no series behind.
 type Unpublished<T> = LazyLock<T, Box<dyn FnOnce() -> T + Send>>;
+
+/// Converts to a gauge's signed value; no rate comes near its maximum.
+fn gauge_value(permits: u64) -> i64 {
+    i64::try_from(permits).unwrap_or(i64::MAX)
+}

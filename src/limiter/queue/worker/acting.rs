@@ -6,7 +6,7 @@ use tracing::{debug, info};
 use super::core::events::{Action, Around, Back, Event};
 use super::requests::Receiver;
 use super::state::Worker;
-use crate::limiter::model::{Permits, Refusal};
+use crate::limiter::model::{Flow, Permits, Refusal};
 use crate::limiter::queue::permit::{OriginQueue, Permit};
 use crate::limiter::queue::prefetch::PrefetchSnapshot;
 use crate::limiter::queue::request::{Asker, Holder, RequestId};
@@ -29,8 +29,8 @@ impl Worker {
                 Action::ReturnLocally(holdings) => self.return_locally(holdings),
                 Action::AllowUnlimited(permits) => self.record_unlimited(permits),
                 Action::Grant(request, slot, cost, holder) => self.grant(request, slot, cost, holder, around),
-                Action::Charge(source, cost) => self.queue.count_used(source, cost),
-                Action::Wait(request) => self.wait(request),
+                Action::Charge(source, cost) => self.queue.count_used(source, Flow::default(), cost),
+                Action::Wait(request, place) => self.wait(request, place),
                 Action::Approach(request) => self.approach(request),
                 Action::Refuse(asker, cost, refusal) => self.refuse(asker, cost, refusal),
                 Action::Offer(batch, low) => self.queue.add_prefetched(*batch, low),
@@ -41,8 +41,8 @@ impl Worker {
                 }
                 Action::Cache(cache) => self.queue.set_refusal_cache(cache),
                 Action::CountRefused(count) => self.queue.count_refused_by_store(count, around.now),
-                Action::CountCancelled(cost, count) => {
-                    (0..count).for_each(|_| self.queue.count_cancelled(cost));
+                Action::CountCancelled(cost, flow, count) => {
+                    (0..count).for_each(|_| self.queue.count_cancelled(flow, cost));
                 }
                 Action::CountLate(late) => self.queue.count_late(late),
                 Action::LogMoved(slots) => self.log_moved(slots),
@@ -73,7 +73,7 @@ impl Worker {
     fn grant(&mut self, request: RequestId, slot: Slot, cost: Permits, holder: Holder, around: &Around) {
         let receiver = self.requests.take(request);
         if receiver.as_ref().is_some_and(Receiver::has_left) {
-            self.queue.count_cancelled(cost);
+            self.queue.count_cancelled(holder.flow, cost);
         }
         let Some(receiver) = receiver.filter(|receiver| !receiver.has_left()) else {
             return self.events.push(Event::Returned(slot, cost, Back::Unused(holder.flow)));
@@ -82,19 +82,19 @@ impl Worker {
             Receiver::Asking(_) => Duration::ZERO,
             Receiver::Waiting { .. } => (around.now - holder.arrived).to_duration(),
         };
-        self.queue.count_waited(waited);
+        self.queue.count_waited(holder.flow, waited);
         let clock = around.clock_of(slot.source);
         receiver.grant(Permit::new(self.queue.clone(), slot, clock, cost, (holder, waited)).in_flight());
     }
 
-    /// Gives a request a ticket.
-    fn wait(&mut self, request: RequestId) {
-        let Some(receiver @ Receiver::Asking(_)) = self.requests.get_mut(request) else { return };
+    /// Gives a request a ticket, with its place in the fleet's queue, if that is known.
+    fn wait(&mut self, request: RequestId, place: Option<u64>) {
+        let Some(receiver @ Receiver::Asking(..)) = self.requests.get_mut(request) else { return };
         let (approach, approaching) = oneshot::channel();
         let (turn, turned) = oneshot::channel();
         let waiting = Receiver::Waiting { approach: Some(approach), turn };
         if let Receiver::Asking(entry) = std::mem::replace(receiver, waiting) {
-            let ticket = Ticket::new(self.queue.clone(), request, approaching, turned);
+            let ticket = Ticket::new(self.queue.clone(), (request, place), approaching, turned);
             // A request that has left drops its ticket, which tells the worker.
             let _ = entry.send(Ok(Entered::Waiting(ticket)));
         }
@@ -110,10 +110,13 @@ impl Worker {
     }
 
     fn refuse(&mut self, asker: Asker, cost: Permits, refusal: Refusal) {
-        self.queue.count_refused(&refusal, cost, asker == Asker::Shadow);
-        if let Asker::Request(request) = asker
-            && let Some(receiver) = self.requests.take(request)
-        {
+        let request = match asker {
+            Asker::Request(request) => self.requests.take_of(request),
+            Asker::Shadow | Asker::Refused => None,
+        };
+        let flow = request.as_ref().map_or(Flow::default(), |(flow, _)| *flow);
+        self.queue.count_refused(&refusal, (flow, cost), asker == Asker::Shadow);
+        if let Some((_, receiver)) = request {
             receiver.refuse(refusal);
         }
     }

@@ -3,6 +3,7 @@
 use super::core::events::{Action, Around, Event, Limits};
 use super::{core, line};
 use crate::clock::{Micros, Moment};
+use crate::limiter::queue::waiting::WaitingNow;
 
 /// The core of a worker.
 pub(super) enum Core {
@@ -77,6 +78,14 @@ impl Core {
         match self {
             Core::Booked(core) => core.first_arrived(),
             Core::Line(core) => core.first_arrived(),
+        }
+    }
+
+    /// Shows which flows wait, where callers share the quota.
+    pub(super) fn show_flows(&self, waiting: &WaitingNow) {
+        match self {
+            Core::Booked(_) => {}
+            Core::Line(core) => waiting.set_flows(core.flows()),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use tokio::sync::oneshot;
 
-use crate::limiter::model::Refusal;
+use crate::limiter::model::{Flow, Refusal};
 use crate::limiter::queue::permit::{Permit, Turn};
 use crate::limiter::queue::request::RequestId;
 use crate::limiter::queue::ticket::Entered;
@@ -41,39 +41,44 @@ impl Receiver {
     }
 }
 
-/// The receivers of all requests. A number is used again when its request has its answer.
+/// The flows and receivers of all requests. A number is used again when its request has its answer.
 #[derive(Default)]
 pub(super) struct Requests {
-    receivers: Vec<Option<Receiver>>,
+    receivers: Vec<Option<(Flow, Receiver)>>,
     free: Vec<u32>,
 }
 
 impl Requests {
     /// Adds a request, and returns its number.
-    pub(super) fn add(&mut self, receiver: Receiver) -> RequestId {
+    pub(super) fn add(&mut self, flow: Flow, receiver: Receiver) -> RequestId {
         if let Some(place) = self.free.pop() {
-            self.receivers[place as usize] = Some(receiver);
+            self.receivers[place as usize] = Some((flow, receiver));
             return RequestId(place);
         }
-        self.receivers.push(Some(receiver));
+        self.receivers.push(Some((flow, receiver)));
         // There are never as many requests as would not fit.
         RequestId(u32::try_from(self.receivers.len() - 1).unwrap_or(u32::MAX))
     }
 
     /// Returns the receiver of a request that waits.
     pub(super) fn get_mut(&mut self, request: RequestId) -> Option<&mut Receiver> {
-        self.receivers.get_mut(request.0 as usize)?.as_mut()
+        self.receivers.get_mut(request.0 as usize)?.as_mut().map(|(_, receiver)| receiver)
     }
 
     /// Takes a request out.
     pub(super) fn take(&mut self, request: RequestId) -> Option<Receiver> {
-        let receiver = self.receivers.get_mut(request.0 as usize)?.take()?;
+        self.take_of(request).map(|(_, receiver)| receiver)
+    }
+
+    /// Takes a request out, with its flow.
+    pub(super) fn take_of(&mut self, request: RequestId) -> Option<(Flow, Receiver)> {
+        let taken = self.receivers.get_mut(request.0 as usize)?.take()?;
         self.free.push(request.0);
         if self.free.len() == self.receivers.len() {
             self.receivers.clear();
             self.free.clear();
         }
-        Some(receiver)
+        Some(taken)
     }
 
     /// Takes a request out that had a place in the queue, if it has left. Another one may have its number by now.

@@ -114,6 +114,7 @@ impl Worker {
         }
         let waiting = u32::try_from(self.core.waiting()).unwrap_or(u32::MAX);
         self.queue.set_waiting(waiting, self.core.first_arrived());
+        self.core.show_flows(&self.queue.waiting);
         if waiting == 0 && !self.calling.is_under_way() {
             // A burst leaves no memory behind.
             self.events.shrink_to(BUFFER_KEPT);
@@ -169,7 +170,7 @@ impl Requests {
     fn arrived(&mut self, arrival: inbox::Arrival) -> Event {
         let inbox::Arrival { cost, arrived, deadline, asker, flow } = arrival;
         let asker = match asker {
-            inbox::Asker::Request(entry) => Asker::Request(self.add(Receiver::Asking(entry))),
+            inbox::Asker::Request(entry) => Asker::Request(self.add(flow, Receiver::Asking(entry))),
             inbox::Asker::Shadow => Asker::Shadow,
         };
         Event::Arrived(Arrival { asker, cost, arrived, deadline, flow })
@@ -181,7 +182,7 @@ impl Requests {
             Returned::Unused { slot, cost, flow } => Event::Returned(slot, cost, Back::Unused(flow)),
             Returned::Refund { slot, cost, flow } => Event::Returned(slot, cost, Back::Refund(flow)),
             Returned::Exchanged(Exchange { slot, cost, holder, why, turn }) => {
-                let request = self.add(Receiver::Waiting { approach: None, turn });
+                let request = self.add(holder.flow, Receiver::Waiting { approach: None, turn });
                 Event::Returned(slot, cost, Back::Exchanged(request, holder, why))
             }
         }

@@ -138,7 +138,7 @@ pub(in crate::limiter) enum Action {
     /// Count the permits of a limiter that only counts.
     Charge(Source, Permits),
     /// Give a request a place in the queue.
-    Wait(RequestId),
+    Wait(RequestId, Option<u64>),
     /// Notify a request that its slot is near.
     Approach(RequestId),
     /// Refuse an arrival, or a waiting request.
@@ -151,8 +151,8 @@ pub(in crate::limiter) enum Action {
     Cache(Option<Box<RefusalCache>>),
     /// Count requests that the store has refused.
     CountRefused(u64),
-    /// Count requests of this cost that left while they waited.
-    CountCancelled(Permits, usize),
+    /// Count requests of this cost and flow that left while they waited.
+    CountCancelled(Permits, Flow, usize),
     /// Record how late a slot was found.
     CountLate(Micros),
     /// Log that so many slots were moved: by a change of the limits, or one of the other causes of [`Event::Moved`].

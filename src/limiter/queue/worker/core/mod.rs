@@ -35,7 +35,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Freed, Generations, Holding, Permits};
+use crate::limiter::model::{Flow, Freed, Generations, Holding, Permits};
 use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK};
 use crate::limiter::queue::prefetch::Pace;
 use crate::limiter::queue::request::Arrival;
@@ -237,7 +237,7 @@ impl Worker {
                 let gone =
                     self.cost_queues.iter_mut().map(|(cost, queue)| (*cost, queue.remove(&left).len()));
                 let gone = gone.filter(|(_, count)| *count > 0);
-                out.extend(gone.map(|(cost, count)| Action::CountCancelled(cost, count)));
+                out.extend(gone.map(|(cost, count)| Action::CountCancelled(cost, Flow::default(), count)));
             }
             Event::Returned(slot, cost, back) => self.take_back(slot, cost, back, around, out),
             Event::Answered { answer, refusal_budget, sent } => {

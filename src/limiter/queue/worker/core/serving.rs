@@ -163,7 +163,7 @@ impl Worker {
     /// Gives a place to each request that has been booked a later slot, and notifies those whose slot is near.
     pub(super) fn announce_waiting(&mut self, now: Moment, out: &mut Vec<Action>) {
         for cost_queue in self.cost_queues.values_mut() {
-            cost_queue.announce(|request| out.push(Action::Wait(request)));
+            cost_queue.announce(|request| out.push(Action::Wait(request, None)));
             cost_queue.approach(now, |request| out.push(Action::Approach(request)));
         }
     }

@@ -146,7 +146,9 @@ fn a_waiting_request_is_refused_at_its_end_whatever_the_state_is() {
         let mut core = Driven::new(OnStoreFailure::Reject);
         core.on(START, vec![arrival(0, START, 1000)]);
         let slot = shown(after(900));
-        assert!(core.on(after(1), vec![booked(after(1), &[slot])]).contains(&Action::Wait(RequestId(0))));
+        assert!(
+            core.on(after(1), vec![booked(after(1), &[slot])]).contains(&Action::Wait(RequestId(0), None))
+        );
         // No answer comes any more, and the lease is over when the slot is due.
         let mut actions = core.on(after(2), state.clone());
         let mut now = after(2);

@@ -35,6 +35,7 @@ use crate::limiter::model::{Flow, Generations, Holding, Permits, QuotaShare};
 use crate::limiter::queue::cost_queue::CostQueue;
 use crate::limiter::queue::shared::Shared;
 use crate::limiter::queue::slot::Slot;
+use crate::limiter::queue::waiting::FlowWaiting;
 use crate::limiter::recovery::link::Link;
 
 /// How long after its deadline a request is refused whose slot has not come: a slot of that instant is due a little later.
@@ -59,7 +60,7 @@ struct Lane {
     tell_at: Option<Moment>,
     /// When those came that have left since they were told of.
     left: Vec<Moment>,
-    /// How many permits go before its last request, as last answered.
+    /// How many permits go until its last request has its own, as last answered.
     before: u64,
 }
 
@@ -296,6 +297,14 @@ impl Worker {
     /// Returns how many requests wait.
     pub(in crate::limiter) fn waiting(&self) -> usize {
         self.lanes.values().map(|lane| lane.queue.waiting()).sum()
+    }
+
+    /// Returns the flows that wait. One comes as often as its requests have different costs.
+    pub(in crate::limiter) fn flows(&self) -> impl Iterator<Item = FlowWaiting> {
+        self.lanes.iter().filter_map(|(LaneKey { flow, .. }, lane)| {
+            let count = u32::try_from(lane.queue.waiting()).unwrap_or(u32::MAX);
+            Some(FlowWaiting { flow: *flow, count, since: lane.queue.first_arrived()? })
+        })
     }
 
     /// Returns when the first waiting request arrived.

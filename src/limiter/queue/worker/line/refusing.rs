@@ -46,7 +46,7 @@ impl Worker {
             if gone.is_empty() {
                 continue;
             }
-            out.push(Action::CountCancelled(key.cost, gone.len()));
+            out.push(Action::CountCancelled(key.cost, key.flow, gone.len()));
             let told_until = lane.told_until;
             lane.left
                 .extend(gone.iter().map(|waiter| waiter.holder.arrived).filter(|came| *came <= told_until));

@@ -145,9 +145,13 @@ impl Worker {
 
     /// Gives a place to the requests that the line has taken, and notifies those whose slot is near.
     pub(super) fn announce_waiting(&mut self, now: Moment, out: &mut Vec<Action>) {
-        for lane in self.lanes.values_mut() {
-            let until = lane.answered_until;
-            lane.queue.announce_until(until, REFUSAL_SLACK, |request| out.push(Action::Wait(request)));
+        for (key, lane) in &mut self.lanes {
+            // The line has told the place of the last one, which comes first; the others stand right before.
+            let mut place = lane.before;
+            lane.queue.announce_until(lane.answered_until, REFUSAL_SLACK, |request| {
+                out.push(Action::Wait(request, Some(place)));
+                place = place.saturating_sub(key.cost.get());
+            });
             lane.queue.approach(now, |request| out.push(Action::Approach(request)));
         }
     }

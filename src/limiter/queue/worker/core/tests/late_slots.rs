@@ -130,7 +130,7 @@ fn a_request_that_comes_back_displaces_the_last_that_came() {
     core.on(START, vec![booked(START, &[shown(START)])]);
     core.on(after(1), vec![arrival(1, after(1), 5000)]);
     let actions = core.on(after(2), vec![booked(after(2), &[shown(after(1000))])]);
-    assert!(actions.contains(&Action::Wait(RequestId(1))), "{actions:?}");
+    assert!(actions.contains(&Action::Wait(RequestId(1), None)), "{actions:?}");
     // The first one finds its slot too late.
     let holder = Holder { arrived: START, deadline: after(5000), late: 1, flow: Flow::default() };
     let slot = Slot { at: shown(START), due: START, source: Source::Store(0) };
