@@ -400,7 +400,7 @@ impl OriginQueue for Queue {
                     && self.instances[0].active.session.is_usable(epoch)
             }
             Source::Local(outage) => self.outage.load(Ordering::Acquire) == outage,
-            Source::Unlimited => true,
+            Source::Unlimited => self.outage.load(Ordering::Acquire) != 0,
         }
     }
 

@@ -113,7 +113,8 @@ pub(super) fn is_usable(slot: &Slot, link: Link, lease: Moment, now: Moment) -> 
     match slot.source {
         Source::Store(epoch) => link.usable_epoch() == Some(epoch) && now < lease,
         Source::Local(outage) => outage_of(link) == outage,
-        Source::Unlimited => true,
+        // A request that is kept back, by a pause say, is allowed nothing more when the store is there again.
+        Source::Unlimited => outage_of(link) != 0,
     }
 }
 
@@ -122,7 +123,7 @@ pub(super) fn is_current(source: Source, link: Link, epoch: u64) -> bool {
     match source {
         Source::Store(of) => outage_of(link) == 0 && of == epoch,
         Source::Local(outage) => outage == outage_of(link),
-        Source::Unlimited => true,
+        Source::Unlimited => outage_of(link) != 0,
     }
 }
 

@@ -23,7 +23,7 @@ impl Worker {
         }
         match link {
             Link::Up { epoch } | Link::Held { epoch, .. } | Link::Settling { epoch, .. } => {
-                self.void_slots(|slot| matches!(slot.source, Source::Local(_)), out);
+                self.void_slots(|slot| !matches!(slot.source, Source::Store(_)), out);
                 if epoch != self.owed.epoch {
                     self.lose_slots(epoch, out);
                 }

@@ -262,6 +262,17 @@ fn no_more_wait_for_the_end_of_a_pause_than_may_where_all_are_let_through() {
 }
 
 #[test]
+fn who_is_kept_back_by_a_pause_is_let_through_no_more_when_the_store_is_back() {
+    let mut core = Driven::new(OnStoreFailure::Allow);
+    let limits = limits(10, 1, OnStoreFailure::Allow);
+    let pause = Paused { limiter: limits.refs[0].name.clone(), from: START, until: after(500) };
+    core.on(after(1), vec![Event::Paused(Some(pause)), Event::Linked(Link::Away { outage: 1 })]);
+    assert!(!is_granted(&core.on(after(2), vec![arrival(0, after(2), 1000)])));
+    assert!(is_booking(&core.on(after(300), vec![Event::Linked(Link::Up { epoch: 0 })])));
+    assert!(!is_granted(&core.on(after(501), Vec::new())));
+}
+
+#[test]
 fn slots_of_another_epoch_are_void_and_asked_for_anew() {
     let mut core = Driven::new(OnStoreFailure::Reject);
     core.on(START, vec![arrival(0, START, 1000)]);

@@ -19,8 +19,8 @@ impl Worker {
         }
         match link {
             Link::Up { epoch } | Link::Held { epoch, .. } | Link::Settling { epoch, .. } => {
-                let local = self.lose(|slot| matches!(slot.source, Source::Local(_)), now);
-                for (key, slot) in local {
+                let of_outage = self.lose(|slot| !matches!(slot.source, Source::Store(_)), now);
+                for (key, slot) in of_outage {
                     self.give_back(slot, key, out);
                 }
                 if epoch != self.owed.epoch || matches!(before, Link::Away { .. }) {

@@ -11,6 +11,7 @@ use crate::limiter::model::{
     Answer, Call, Class, ClassMember, Dealt, Flow, LineAnswer, OnStoreFailure, Permits, QueueLimits,
     QuotaShare, Refusal, Want,
 };
+use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::{Arrival, Asker, RequestId};
 use crate::limiter::queue::shared::Shared;
 use crate::limiter::queue::slot::Source;
@@ -247,6 +248,18 @@ fn the_policy_decides_while_the_store_is_away() {
     // The store is back: all are told of, and the share is used no more.
     let actions = core.on(after(9), vec![Event::Linked(Link::Up { epoch: 9 })]);
     assert_eq!(told(call(&actions).unwrap()), [(flow("etl").id, 1)]);
+}
+
+#[test]
+fn who_is_kept_back_by_a_pause_is_let_through_no_more_when_the_store_is_back() {
+    let mut core = Driven::new(OnStoreFailure::Allow);
+    let limiter = limits(OnStoreFailure::Allow, 10).refs[0].name.clone();
+    let pause = Paused { limiter, from: START, until: after(500) };
+    core.on(START, vec![Event::Paused(Some(pause)), Event::Linked(Link::Away { outage: 1 })]);
+    assert!(granted(&core.on(after(2), vec![arrival(0, "etl", after(2))])).is_empty());
+    let actions = core.on(after(100), vec![Event::Linked(Link::Up { epoch: 0 })]);
+    assert_eq!(told(call(&actions).unwrap()), [(flow("etl").id, 1)]);
+    assert!(granted(&core.on(after(501), Vec::new())).is_empty());
 }
 
 #[test]
