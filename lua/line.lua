@@ -177,6 +177,15 @@ do
     return (own and count_in(own, replica, origin, costs) or 0) + (shared and count_in(shared, replica, origin, costs) or 0)
   end
 
+  -- Returns when the last request of a key came.
+  local function last_of(flow, replica, origin, costs)
+    local last, runs = 0, flow[5]
+    for index = 1, #runs do
+      if is_of(runs[index], replica, origin, costs) then last = max(last, runs[index][5]) end
+    end
+    return last
+  end
+
   -- Removes up to so many tickets of a key that came at an instant, or the last ones. Returns how many.
   local function remove_from(flow, since, count, replica, origin, costs)
     local runs = flow[5]
@@ -307,6 +316,6 @@ do
   Line = {
     CLASSES_MAX = CLASSES_MAX, load = load, keep = keep, price = price, virtual_of = virtual_of, permits_of = permits_of, forget = forget, hear = hear,
     reach = reach, caller_of = caller_of, tickets = tickets, count_in = count_in, is_of = is_of, remove_last = remove_last, take = take, reconcile = reconcile,
-    take_back = take_back, settle = settle,
+    take_back = take_back, settle = settle, last_of = last_of,
   }
 end

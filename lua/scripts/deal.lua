@@ -33,7 +33,7 @@
 --                { { flow, slot, count, costs } of each slot that was dealt to the caller since the known deal },
 --                { { place of the want, place of the group, count, 1: too far or 2: queue full, delay, advised delay, 1 if each further one is
 --                advised more, limiter, rule } of requests that may not wait },
---                { how many permits go before the last request of each want } }
+--                { how many permits go until the last request of each want has its own, and how long that waits at most, by turns } }
 --              A repeated call is answered again and not carried out twice. Requests that it does not know are taken in by the next call.
 -- Atomic:      all keys carry one hash tag, so one cluster slot
 -- Expiry:      every key when nothing in it can matter any more, never earlier
@@ -317,7 +317,7 @@ end
 
 -- ---- refuse ----
 
-local not_taken, positions, is_cut = {}, {}, false
+local not_taken, last_ones, is_cut = {}, {}, false
 
 if not is_repeated and #wants > 0 then
   local TOO_FAR, QUEUE_FULL = 1, 2
@@ -325,51 +325,64 @@ if not is_repeated and #wants > 0 then
   local ESTIMATES_MAX = 16
   local estimates_left, refused, sums, alive = ESTIMATES_MAX, { 0, 0, 0, 0 }, nil, {}
 
-  -- Returns how many permits of each limiter the requests of a flow are for, of replicas that are not silent, and the most of them.
+  -- Returns how many permits of each limiter the requests of a flow are for, of replicas that are not silent: up to each of its runs.
   local function waiting(flow)
-    local sum, runs, most = {}, flow[5], 0
-    for book = 1, books do sum[book] = 0 end
+    local sums_of, runs = {}, flow[5]
+    for book = 1, books do sums_of[book] = { [0] = 0 } end
     for index = 1, #runs do
       local row = runs[index]
       if alive[row[1]] == nil then alive[row[1]] = Line.reach(line, row[1], replica, now, lease, 0) ~= nil end
-      if alive[row[1]] then
-        for book = 1, books do sum[book] = sum[book] + row[3][book] * row[6] end
+      local count = alive[row[1]] and row[6] or 0
+      for book = 1, books do
+        local sum = sums_of[book]
+        sum[index] = sum[index - 1] + row[3][book] * count
       end
     end
-    for book = 1, books do most = max(most, sum[book]) end
-    return sum, most
+    return sums_of
   end
 
-  -- Returns how many permits of each limiter go before the last request of a flow but for `behind` permits, and including it.
-  local function before_of(flow, behind)
+  -- Returns how many of a flow's runs came by an instant.
+  local function runs_by(runs, came)
+    local low, high = 0, #runs
+    while low < high do
+      local middle = ceil((low + high) / 2)
+      if runs[middle][4] <= came then low = middle else high = middle - 1 end
+    end
+    return low
+  end
+
+  -- Returns how many permits of each limiter go before the last of the caller's requests of a flow and these costs but for `behind` of them,
+  -- and including it. Of others in its flow those go before that came by `came`.
+  local function before_of(flow, id, costs, behind, came)
     if not sums then
       sums = {}
-      for _, other in ipairs(line.flows) do
-        local sum, most = waiting(other)
-        sums[other] = { sum, most }
-      end
+      for _, other in ipairs(line.flows) do sums[other] = waiting(other) end
     end
-    local ahead_of, own = {}, 0
+    local ahead_of, own, runs = {}, 0, flow[5]
+    local size = runs_by(runs, came)
+    local later = 0
+    for index = size + 1, #runs do
+      if Line.is_of(runs[index], replica, id, costs) then later = later + runs[index][6] end
+    end
     for book = 1, books do
-      ahead_of[book] = max(sums[flow][1][book] - behind, 0)
+      ahead_of[book] = max(sums[flow][book][size] + (later - behind) * costs[book], 0)
       own = max(own, ahead_of[book])
     end
-    local all, finish, class = own, flow[4] + Line.virtual_of(own, flow[3]), flow[2]
+    local finish, class = flow[4] + Line.virtual_of(own, flow[3]), flow[2]
     for _, other in ipairs(line.flows) do
       if other ~= flow and other[2] <= class then
-        local sum, most = sums[other][1], sums[other][2]
+        local sum, last = sums[other], #other[5]
         local first = other[2] < class and math.huge or Line.permits_of(max(finish - other[4], 0), other[3])
-        all = all + min(first, most)
-        for book = 1, books do ahead_of[book] = ahead_of[book] + min(first, sum[book]) end
+        for book = 1, books do ahead_of[book] = ahead_of[book] + min(first, sum[book][last]) end
       end
     end
-    return ahead_of, all
+    return ahead_of
   end
 
-  -- Returns how long the request waits behind which so many permits of its flow wait, and the limiter and rule that it waits for.
-  local function estimate(flow, costs, behind)
+  -- Returns how long the request waits behind which so many of its flow and costs wait, and the limiter and rule that it waits for.
+  local function estimate(flow, id, costs, behind, came)
     estimates_left = max(estimates_left - 1, 0)
-    local ahead_of, at_once = before_of(flow, behind), {}
+    local ahead_of, at_once = before_of(flow, id, costs, behind, came), {}
     for book = 1, books do
       local most = math.huge
       for _, rule in ipairs(states[book].rules) do most = min(most, rule.capacity) end
@@ -391,7 +404,7 @@ if not is_repeated and #wants > 0 then
 
   for index, want in ipairs(wants) do
     local id, class, _, costs, groups = unpack(want)
-    local all, price, counts = 0, Line.price(costs), new[index]
+    local all, counts = 0, new[index]
     for group = 1, #counts do all = all + counts[group] end
     local waits = all > 0 and min(all, Line.tickets(line, class, replica, id, costs)) or 0
     -- The first of them have a slot.
@@ -411,8 +424,8 @@ if not is_repeated and #wants > 0 then
         is_cut, sums = true, nil
         Line.remove_last(line, class, left, replica, id, costs)
       elseif flow then
-        local behind, wait_max = waits * price, groups[4 * group - 1]
-        local delay, limiter, limit = estimate(flow, costs, behind)
+        local came, wait_max = max(now - groups[4 * group - 2], 0), groups[4 * group - 1]
+        local delay, limiter, limit = estimate(flow, id, costs, waits, came)
         local fits, is_far = left, delay > wait_max
         if is_far then
           -- The first that does not fit.
@@ -420,7 +433,7 @@ if not is_repeated and #wants > 0 then
           fits = 0
           while fits + 1 < beyond do
             local middle = floor((fits + beyond) / 2)
-            local found, by, rule = estimate(flow, costs, behind + (left - middle) * price)
+            local found, by, rule = estimate(flow, id, costs, waits + left - middle, came)
             if found <= wait_max then fits = middle else beyond, delay, limiter, limit = middle, found, by, rule end
           end
         end
@@ -429,12 +442,12 @@ if not is_repeated and #wants > 0 then
         local count = left - taken
         if count > 0 then
           refused[class + 1] = refused[class + 1] + count
-          if taken < fits or not is_far then delay, limiter, limit = estimate(flow, costs, behind + (count - 1) * price) end
+          if taken < fits or not is_far then delay, limiter, limit = estimate(flow, id, costs, waits + count - 1, came) end
           Line.remove_last(line, class, count, replica, id, costs)
           sums = nil
           local rule = states[limiter].rules[limit]
           local advised, is_spread =
-            QueueOrder.advise(line.spreads[class + 1], now, now + delay, price, count + refusal_budget, refused[class + 1] > 1, rule)
+            QueueOrder.advise(line.spreads[class + 1], now, now + delay, Line.price(costs), count + refusal_budget, refused[class + 1] > 1, rule)
           if is_spread then refusal_budget = 0 end
           local own = Rule.position(own_rules[limiter], rule) or 1
           not_taken[#not_taken + 1] = {
@@ -443,13 +456,15 @@ if not is_repeated and #wants > 0 then
         end
       end
     end
-    local flow = flow_with()
+    local flow, most, longest = flow_with(), 0, 0
     if flow then
-      local _, permits = before_of(flow, 0)
-      positions[index] = permits
-    else
-      positions[index] = 0
+      local ahead_of = before_of(flow, id, costs, 0, Line.last_of(flow, replica, id, costs))
+      for book = 1, books do
+        most = max(most, ahead_of[book])
+        for _, rule in ipairs(states[book].rules) do longest = max(longest, (Rule.span_exact(rule, ahead_of[book]))) end
+      end
     end
+    last_ones[2 * index - 1], last_ones[2 * index] = most, longest
   end
 end
 
@@ -492,7 +507,7 @@ for _, slip in ipairs(line.slips) do
   if slip[1] == replica then dealt[#dealt + 1] = { slip[2], slip[6], slip[7], slip[3] } end
 end
 local answer = cmsgpack.pack({
-  Epoch.answer(epoch, now), rows, last_booked, line.deal, again, dealt, not_taken, positions,
+  Epoch.answer(epoch, now), rows, last_booked, line.deal, again, dealt, not_taken, last_ones,
 })
 Line.keep(line_key, stored[books + 1], line, now)
 if settle > 0 then Epoch.keep(epoch_key, epoch, now, lives_until) end

@@ -11,13 +11,15 @@ use serde_json::{Map, Value, json};
 use super::key_part::{CLIENT_IP, IPV4_PREFIX, IPV6_PREFIX};
 use super::masked::{is_masked, masked_key};
 use super::model::{
-    Admin, Breaker, Config, Confirm, Cost, Log, LogFormat, PATIENCE_HEADERS, RedisServers, RedisStore, Retry,
-    Route, Server, Store, Upstream,
+    Admin, Breaker, Charge, Config, Confirm, Cost, Log, LogFormat, PATIENCE_HEADERS, RedisServers,
+    RedisStore, Retry, Route, Server, Store, Upstream,
 };
 use super::units::{Share, Size, show_duration, show_share, show_size};
 use crate::limiter::Partition;
 use crate::limiter::model::Class;
-use crate::limiter::model::limit::{Algorithm, Limit, Limiter, Mode, OnStoreFailure, PausePolicy, Scope};
+use crate::limiter::model::limit::{
+    Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, PausePolicy, Scope,
+};
 use crate::telemetry::AccessRule;
 
 const OFF: &str = "off";
@@ -216,7 +218,7 @@ fn limiter_keys(limiter: &Limiter) -> Value {
         "pause": limiter.pause.as_ref().map_or_else(|| OFF.into(), pause),
         "sync": if limiter.follows_upstream { "headers" } else { OFF },
     });
-    if let Some(share) = &limiter.share {
+    if let Some(share) = limiter.share() {
         let classes: Vec<Value> = share.classes.iter().map(class).collect();
         keys["share"] = json!({ "ahead": show_duration(share.ahead), "classes": classes });
     }
@@ -255,7 +257,7 @@ fn pause(pause: &PausePolicy) -> Value {
 }
 
 fn route(route: &Route) -> Value {
-    json!({
+    let mut keys = json!({
         "name": &*route.name,
         "upstream": upstream(&route.upstream),
         "preserve_host": route.preserve_host,
@@ -267,7 +269,13 @@ fn route(route: &Route) -> Value {
         "limit_headers": route.limit_headers.map_or_else(|| OFF.into(), |form| json!(form)),
         "retry": route.retry.as_ref().map_or_else(|| OFF.into(), retry),
         "breaker": route.breaker.map_or_else(|| OFF.into(), breaker),
-    })
+    });
+    if !route.charges.is_empty() {
+        let charges = route.limiters.iter().zip(&route.charges);
+        let limiter = |((name, _), charge): (&(LimiterName, _), &Charge)| json!({ "name": name.as_str(), "cost": cost(&charge.cost) });
+        keys["limiters"] = charges.map(limiter).collect();
+    }
+    keys
 }
 
 fn upstream(upstream: &Upstream) -> Value {
@@ -389,6 +397,7 @@ limiters:
     share: {by: route, classes: [{name: one}]}
 routes:
   - {name: a, match: {}, upstream: 'http://a', limiter: all, cost: {header: x-cost}, retry: {}, breaker: {}}
+  - {name: b, match: {path: /b}, upstream: 'http://b', limiters: [{name: all, cost: {header: x-cost}}]}
 ";
 
     /// Returns the values at a place of the reference, such as `limiters.NAME.queue`.

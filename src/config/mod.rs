@@ -22,6 +22,7 @@
 
 mod changes;
 mod clients;
+mod costs;
 mod decode;
 mod directories;
 mod effective;

@@ -16,6 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use super::clients::{Clients, SubjectName};
+pub use super::costs::{Charge, Cost, Settle};
 pub use super::errors::Errors;
 pub use super::json_path::{JsonMatch, JsonPath};
 pub use super::key_part::KeyPart;
@@ -24,7 +25,7 @@ pub use super::limit_headers::LimitHeaders;
 pub use super::patience::{Leave, PATIENCE_HEADERS, Patience};
 pub use super::pause_rules::PauseRule;
 pub use super::value_map::{PathPattern, ValueMap};
-use crate::limiter::model::limit::{Limiter, LimiterName, Permits};
+use crate::limiter::model::limit::{Limiter, LimiterName};
 pub use crate::telemetry::{AccessRule, logging::Log, logging::LogFormat};
 
 /// A secret text. Its `Debug` output is `***`.
@@ -272,6 +273,8 @@ pub struct Route {
     pub cost: Cost,
     /// The settlement of the cost by the response.
     pub settle: Option<Settle>,
+    /// For each limiter, in their order, the cost of a request there; empty where it is `cost` for all of them.
+    pub charges: Vec<Charge>,
     /// The headers that tell what is left of its quota; none if absent.
     pub limit_headers: Option<LimitHeaders>,
     /// The retries of a request.
@@ -282,15 +285,18 @@ pub struct Route {
     pub clients: Option<HashSet<Arc<str>>>,
 }
 
-/// Settlement of a request's cost by its response.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settle {
-    /// The header with the cost.
-    pub header: Option<HeaderName>,
-    /// The places of the cost in the body, where no header names it: the largest number at any of them.
-    pub json: Vec<JsonPath>,
-    /// The statuses of responses that cost nothing.
-    pub free: Vec<u16>,
+impl Route {
+    /// Returns the settlements of a request's costs.
+    pub fn settles(&self) -> impl Iterator<Item = &Settle> {
+        let own = self.charges.iter().filter_map(|charge| charge.settle.as_ref());
+        self.settle.iter().filter(|_| self.charges.is_empty()).chain(own)
+    }
+
+    /// Returns the costs of a request at its limiters.
+    pub fn costs(&self) -> impl Iterator<Item = &Cost> {
+        let own = self.charges.iter().map(|charge| &charge.cost);
+        std::iter::once(&self.cost).filter(|_| self.charges.is_empty()).chain(own)
+    }
 }
 
 /// The retries of a request.
@@ -315,31 +321,6 @@ pub struct Breaker {
     pub failures: u32,
     /// The time from a failure to the next probe.
     pub lasting: Duration,
-}
-
-/// The cost of a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cost {
-    /// The same cost for every request.
-    Fixed(Permits),
-    /// A cost named in a header of the request.
-    Header {
-        /// The header.
-        name: HeaderName,
-        /// The cost without the header.
-        default: Permits,
-        /// The largest cost that a request may name.
-        max: Permits,
-    },
-    /// A cost named in the JSON body of the request.
-    Json {
-        /// Its place in the body.
-        path: JsonPath,
-        /// The cost where the body names none.
-        default: Permits,
-        /// The largest cost that a request may name.
-        max: Permits,
-    },
 }
 
 /// The conditions of a request. All of them must hold.

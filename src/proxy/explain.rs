@@ -168,19 +168,19 @@ fn plan_limiters(plan: &Plan, keys: &[Vec<Option<String>>]) -> Value {
         let parts = key.iter().map(part_name);
         let values = keys.get(place).cloned().unwrap_or_default();
         let partition: Map<_, _> = parts.zip(values.into_iter().map(Value::from)).collect();
-        Some(shown_limiter(&limiter, plan, partition))
+        Some(shown_limiter(&limiter, plan.demand.costs.at(place), partition))
     });
     limiters.collect()
 }
 
-fn shown_limiter(limiter: &Limiter, plan: &Plan, partition: Map<String, Value>) -> Value {
+fn shown_limiter(limiter: &Limiter, cost: u64, partition: Map<String, Value>) -> Value {
     let queue = limiter.queue.as_ref();
     json!({
         "limiter": limiter.name.as_str(),
         "limits": limiter.limits.iter().map(|limit| &*limit.label).collect::<Vec<_>>(),
         "override": limiter.value(),
         "partition": if partition.is_empty() { Value::Null } else { partition.into() },
-        "cost": plan.demand.cost.get(),
+        "cost": cost,
         "queue": queue.map(|queue| {
             json!({ "timeout_ms": millis(queue.timeout), "max_waiting": queue.max_waiting })
         }),

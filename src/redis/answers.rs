@@ -81,7 +81,7 @@ struct DealRow {
     again: u64,
     dealt: Vec<(u64, u64, u64, Vec<u64>)>,
     not_taken: Vec<Vec<u64>>,
-    before: Vec<u64>,
+    last_ones: Vec<u64>,
 }
 
 /// Returns the answer of `deal.lua`, if it is one to this call.
@@ -102,7 +102,8 @@ pub(super) fn deal(value: &Value, limiter_refs: &[LimiterRef], line: &LineCall) 
                 fits(&costs).then_some(Dealt { flow, slot: Micros(slot), count, costs })
             })
             .collect::<Option<_>>()?,
-        before: row.before,
+        before: row.last_ones.iter().step_by(2).copied().collect(),
+        waits: row.last_ones.iter().skip(1).step_by(2).copied().map(Micros).collect(),
     };
     answer.line = Some(Box::new(line));
     Some(answer)

@@ -188,6 +188,7 @@ pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
         cost: Cost::Fixed(Permits::ONE),
         patience: Vec::new(),
         settle: None,
+        charges: Vec::new(),
         limit_headers: None,
         retry: None,
         breaker: None,

@@ -161,14 +161,14 @@ impl Request {
                 limiter_set.report_upstream(&self.partitions, &receipt, signal);
             }
             if let Some(cost) = answer.cost {
-                limiter_set.settle(&self.partitions, &receipt, cost);
+                limiter_set.settle(&self.partitions, &receipt, |_, _| cost);
             }
         }
     }
 
     /// Takes the permit of the request, and makes sure that it is good right before it is used.
     async fn granted(&self, limiter_set: &LimiterSet, notes: &Notes) -> Result<Permit, Refusal> {
-        let demand = Demand { cost: self.cost, wait_max: self.wait_max, flow: self.flow };
+        let demand = Demand { costs: self.cost.into(), wait_max: self.wait_max, flow: self.flow };
         let mut permit = match limiter_set.enter(&self.partitions, demand).await? {
             Entered::Granted(permit) => permit,
             Entered::Waiting(ticket) => {

@@ -28,7 +28,9 @@ pub(crate) use limiter::{
     Guess, KeyFrom, Limiter, Mode, OnStoreFailure, Pause, PauseRule, Queue, Scope, Sync,
 };
 pub(crate) use paths::{PATHS_MAX, Paths};
-pub(crate) use route::{Body, Breaker, Cost, CostHeader, Match, Retry, RetryOn, Route, Upstream};
+pub(crate) use route::{
+    Body, Breaker, Cost, CostHeader, Match, Retry, RetryOn, Route, RouteLimiter, Upstream,
+};
 pub(crate) use store::{Confirm, Redis, RedisTls, Sentinel, Store};
 
 /// The configuration of weir, an HTTP reverse proxy that keeps a fleet inside the rate limits of third-party APIs.

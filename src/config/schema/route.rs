@@ -49,11 +49,15 @@ pub(crate) struct Route {
     /// The limiter that each request must satisfy, by name. Without it and `limiters` there is no limit, and `check` warns.
     #[schemars(extend("examples" = ["github"]))]
     pub(crate) limiter: Option<String>,
-    /// Up to 8 limiters in place of `limiter`: a request gets permits from all of them, or from none. They need the same
-    /// `scope`, and on a Redis Cluster the same `group`. The longest wait is the smallest of their timeouts. `off` says that no
-    /// limit is meant.
-    #[schemars(extend("minItems" = 1, "maxItems" = 8, "examples" = [["youtube-project", "youtube-team"], "off"]))]
-    pub(crate) limiters: Option<OffOr<Vec<String>>>,
+    /// Up to 8 limiters in place of `limiter`, each by its name, or as a mapping with a `cost` of its own: a request gets permits from all
+    /// of them, or from none. They need the same `scope`, and on a Redis Cluster the same `group`. The longest wait is the smallest of
+    /// their timeouts. `off` says that no limit is meant.
+    #[schemars(extend("minItems" = 1, "maxItems" = 8, "examples" = [
+        ["youtube-project", "youtube-team"],
+        ["requests", {"name": "units", "cost": {"header": "weir-cost", "default": 1, "max": 100}}],
+        "off",
+    ]))]
+    pub(crate) limiters: Option<OffOr<Vec<Form<String, RouteLimiter>>>>,
     /// How requests' bodies are looked into, where `json:` in a `key`, `match.json` or `cost.json` asks for it. Other bodies stream.
     #[schemars(extend("examples" = [{"max": "4MiB"}]))]
     pub(crate) body: Option<Body>,
@@ -83,6 +87,27 @@ pub(crate) struct Route {
     /// The `clients` that may use the route; others get 403. All of them if absent.
     #[schemars(extend("examples" = [["billing"]]))]
     pub(crate) clients: Option<Vec<String>>,
+}
+
+/// A limiter of a route.
+#[derive(Debug, serde::Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RouteLimiter {
+    /// The name of the limiter. Required.
+    #[schemars(extend("examples" = ["openai-tpm"]))]
+    pub(crate) name: String,
+    /// The cost of a request at this limiter, in place of the route's.
+    #[schemars(extend("examples" = [5, {"json": "n", "default": 1, "max": 10}]))]
+    pub(crate) cost: Option<Form<Cost, CostHeader>>,
+}
+
+impl LongForm for RouteLimiter {
+    const EXPECTED: &'static str = "the name of a limiter, or a mapping with `name` and `cost`";
+}
+
+impl Setting for Vec<Form<String, RouteLimiter>> {
+    const EXPECTED: &'static str = "off or a list";
+    const IS_LIST: bool = true;
 }
 
 /// The conditions of a request; at most one of `path`, `exact_path` and `path_regex`.

@@ -40,7 +40,7 @@ pub(super) fn can_be_read(
     check: &mut Check<'_>,
     body: &At<'_>,
     (max, memory): (u64, Option<u64>),
-    parts: (&Match, &[&Keyed], &Cost),
+    parts: (&Match, &[&Keyed], &[&Cost]),
 ) -> bool {
     let Some(asks) = asks(parts) else { return true };
     let at = body.key("max");
@@ -59,11 +59,11 @@ pub(super) fn can_be_read(
 }
 
 /// Describes the first part of a route that looks into bodies.
-fn asks((matches, limiters, cost): (&Match, &[&Keyed], &Cost)) -> Option<String> {
+fn asks((matches, limiters, costs): (&Match, &[&Keyed], &[&Cost])) -> Option<String> {
     if matches.json.is_some() {
         return Some("`match.json` looks into bodies".to_owned());
     }
-    if matches!(cost, Cost::Json { .. }) {
+    if costs.iter().any(|cost| matches!(cost, Cost::Json { .. })) {
         return Some("`cost.json` looks into bodies".to_owned());
     }
     limiters.iter().find_map(|(limiter, reading)| {

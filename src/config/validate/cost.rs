@@ -10,7 +10,7 @@ use crate::config::problem::quoted;
 use crate::config::schema::{self, Form};
 use crate::limiter::model::limit::{Mode, Permits, RATE_MAX};
 
-type Written = Option<Form<schema::Cost, schema::CostHeader>>;
+pub(super) type Written = Option<Form<schema::Cost, schema::CostHeader>>;
 
 /// Checks the cost of a route's requests.
 pub(super) fn cost(check: &mut Check<'_>, given: &Given<'_, Written>, limiters: &[&Keyed]) -> Option<Cost> {

@@ -20,7 +20,7 @@ use crate::config::schema::forms::{Named, Text};
 use crate::config::schema::{self, OffOr};
 use crate::config::units::{Share, show_duration};
 use crate::limiter::model::limit::{
-    Limit, Limiter, LimiterName, Mode, OnStoreFailure, Partitioned, QueueLimits, Scope,
+    Limit, Limiter, LimiterName, Mode, OnStoreFailure, Order, Partitioned, QueueLimits, Scope,
 };
 
 /// The longest guard: a longer one would waste quota and hide a wrong clock.
@@ -91,7 +91,7 @@ fn one(
         partitioned: partitioned?,
         guard: guard?,
         queue: queue?,
-        share,
+        order: share.map_or(Order::Booked, Order::Shared),
         group: group?,
         on_store_failure: match written.on_store_failure {
             None | Some(schema::OnStoreFailure::Local) => OnStoreFailure::Local,

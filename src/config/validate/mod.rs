@@ -84,7 +84,7 @@ pub(crate) fn validate(
     }
     warnings::warn(&mut check, &file, &routes);
     let (listen, server, admin, log, store) = (listen?, server?, admin?, log?, store?);
-    let limiters = limiters.into_iter().map(|(limiter, _)| limiter).collect();
+    let limiters = sharing::with_orders(limiters, &routes);
     // The first 16 hex digits.
     let hash = format!("{:.16}", format!("{:x}", content.finalize())).into();
     Some(Config { listen, server, admin, log, clients, store, limiters, routes, hash })

@@ -1,22 +1,23 @@
 //! `routes`: names, limiters and clients of each; its other sections have files of their own.
 
 use std::collections::{HashMap, HashSet};
+use std::iter;
 use std::sync::Arc;
 
 use super::body::{body_max, can_be_read};
 use super::breaker::breaker;
 use super::check::{Check, NAME_EXPECTED};
-use super::cost::{cost, settle};
+use super::cost::{Written, cost, settle};
 use super::headers::{Purpose, header_names, headers};
 use super::limiter::Keyed;
 use super::matches::{matches, strip_prefix};
-use super::place::{At, Given, key};
+use super::place::{At, Given, all, key};
 use super::retry::retry;
 use super::share::By;
 use super::upstream::upstream;
-use crate::config::model::{Errors, KeyPart, Patience, Route};
+use crate::config::model::{Charge, Cost, Errors, KeyPart, Patience, Route, Settle};
 use crate::config::problem::quoted;
-use crate::config::schema::{self, OffOr};
+use crate::config::schema::{self, Form, OffOr};
 use crate::limiter::model::limit::{Limiter, LimiterName, Scope};
 
 /// The most limiters of one route. Each call to the store covers all of them.
@@ -74,9 +75,13 @@ fn one(check: &mut Check<'_>, route: &Given<'_, schema::Route>, names: &Names<'_
     let strip_prefix = key!(route.strip_prefix).checked(|prefix| strip_prefix(check, &prefix, &conditions));
     let set_headers = headers(check, &key!(route.set_headers), Purpose::Set);
     let remove_headers = header_names(check, &key!(route.remove_headers));
-    let limiters = limiters(check, route, names);
-    let cost = cost(check, &key!(route.cost), &limiters);
+    let listed = limiters(check, route, names);
+    let limiters: Vec<&Keyed> = listed.iter().map(|listed| listed.limiter).collect();
+    let by_default: Vec<&Keyed> =
+        listed.iter().filter(|listed| listed.cost.is_none()).map(|listed| listed.limiter).collect();
+    let cost = cost(check, &key!(route.cost), &by_default);
     let settle = settle(check, &key!(route.cost));
+    let charges = charges(check, &listed, (cost.as_ref(), settle.as_ref()));
     let retry = retry(check, &key!(route.retry));
     let breaker = breaker(check, &key!(route.breaker));
     let clients = clients(check, &key!(route.clients), names);
@@ -87,9 +92,10 @@ fn one(check: &mut Check<'_>, route: &Given<'_, schema::Route>, names: &Names<'_
             patience.push(told.clone());
         }
     }
-    let (matches, cost, body_bytes_max) = (matches?, cost?, body_bytes_max?);
+    let (matches, cost, charges, body_bytes_max) = (matches?, cost?, charges?, body_bytes_max?);
     let sizes = (body_bytes_max, names.body_memory);
-    if !can_be_read(check, &key!(route.body).at, sizes, (&matches, &limiters, &cost)) {
+    let costs: Vec<&Cost> = iter::once(&cost).chain(charges.iter().map(|charge| &charge.cost)).collect();
+    if !can_be_read(check, &key!(route.body).at, sizes, (&matches, &limiters, &costs)) {
         return None;
     }
     Some(Route {
@@ -110,6 +116,7 @@ fn one(check: &mut Check<'_>, route: &Given<'_, schema::Route>, names: &Names<'_
         body_bytes_max,
         cost,
         settle: settle?,
+        charges,
         limit_headers: match written.limit_headers {
             Some(OffOr::On(form)) => Some(form),
             None | Some(OffOr::Off) => None,
@@ -130,12 +137,39 @@ fn flow(route: &str, limiters: &[&Keyed]) -> Arc<[KeyPart]> {
     by.into_iter().flat_map(|by| by.iter().map(part)).collect()
 }
 
-/// Checks the limiters of a route and returns those that exist and are valid.
-fn limiters<'a>(
+/// A limiter of a route.
+struct Listed<'a, 'b> {
+    limiter: &'a Keyed,
+    /// The cost of its own, if it has one.
+    cost: Option<Given<'b, Written>>,
+}
+
+/// Checks what a request costs at each of a route's limiters. Empty where all have the route's own cost.
+fn charges(
     check: &mut Check<'_>,
-    route: &Given<'_, schema::Route>,
+    listed: &[Listed<'_, '_>],
+    (of_route, settles): (Option<&Cost>, Option<&Option<Settle>>),
+) -> Option<Vec<Charge>> {
+    if listed.iter().all(|listed| listed.cost.is_none()) {
+        return Some(Vec::new());
+    }
+    let charges = all(listed.iter().map(|Listed { limiter, cost: own }| match own {
+        None => Some(Charge { cost: of_route?.clone(), settle: settles?.clone() }),
+        Some(own) => {
+            let (cost, settle) = (cost(check, own, &[limiter]), settle(check, own));
+            Some(Charge { cost: cost?, settle: settle? })
+        }
+    }))?;
+    let is_default = |charge: &Charge| of_route == Some(&charge.cost) && settles == Some(&charge.settle);
+    Some(if charges.iter().all(is_default) { Vec::new() } else { charges })
+}
+
+/// Checks the limiters of a route and returns those that exist and are valid.
+fn limiters<'a, 'b>(
+    check: &mut Check<'_>,
+    route: &Given<'b, schema::Route>,
     names: &Names<'a>,
-) -> Vec<&'a Keyed> {
+) -> Vec<Listed<'a, 'b>> {
     let (single, list) = (key!(route.limiter), key!(route.limiters));
     if single.at.is_given() && list.at.is_given() {
         check.problem_of_key(&list.at, "`limiter` and `limiters` exclude each other");
@@ -146,12 +180,12 @@ fn limiters<'a>(
         _ => check.problem(&list.at, format!("names more than {LIMITERS_MAX} limiters")),
     }
     let mut earlier = HashSet::new();
-    let mut limiters: Vec<&Keyed> = Vec::new();
-    let listed = match list.value {
-        Some(OffOr::On(names)) => Given::new(names, list.at.clone()).items().collect(),
+    let mut limiters: Vec<Listed<'a, 'b>> = Vec::new();
+    let listed: Vec<_> = match list.value {
+        Some(OffOr::On(entries)) => Given::new(entries, list.at.clone()).items().map(entry).collect(),
         None | Some(OffOr::Off) => Vec::new(),
     };
-    for name in single.get().into_iter().chain(listed) {
+    for (name, cost) in single.get().map(|name| (name, None)).into_iter().chain(listed) {
         check.reference("limiter", &name, &names.limiter_names);
         if !earlier.insert(name.value) {
             check.problem(&name.at, "this limiter is given twice");
@@ -159,11 +193,26 @@ fn limiters<'a>(
         }
         let found = names.limiters.iter().find(|(limiter, _)| limiter.name.as_str() == name.value);
         let Some(limiter) = found else { continue };
-        if limiters.first().is_none_or(|first| fit(check, names, (&first.0, &limiter.0), &name.at)) {
-            limiters.push(limiter);
+        let fits = |first: &Listed<'_, '_>| fit(check, names, (&first.limiter.0, &limiter.0), &name.at);
+        if limiters.first().is_none_or(fits) {
+            limiters.push(Listed { limiter, cost });
         }
     }
     limiters
+}
+
+/// Returns the name of a limiter, and its cost where it has one of its own.
+fn entry<'a>(
+    entry: Given<'a, Form<String, schema::RouteLimiter>>,
+) -> (Given<'a, String>, Option<Given<'a, Written>>) {
+    match entry.value {
+        Form::Short(name) => (Given::new(name, entry.at), None),
+        Form::Long(long) => {
+            let limiter = Given::new(long, entry.at);
+            let cost = key!(limiter.cost);
+            (key!(limiter.name), cost.at.is_given().then_some(cost))
+        }
+    }
 }
 
 /// Returns whether one call can take permits from both limiters, all or nothing; reports a problem if not.

@@ -58,8 +58,8 @@ pub(in crate::limiter::arithmetic) struct Flow {
 pub(in crate::limiter::arithmetic) struct Run {
     pub(in crate::limiter::arithmetic) key: Key,
     /// When the first and the last of them came.
-    first: Micros,
-    last: Micros,
+    pub(in crate::limiter::arithmetic) first: Micros,
+    pub(in crate::limiter::arithmetic) last: Micros,
     pub(in crate::limiter::arithmetic) count: u64,
 }
 

@@ -1,12 +1,12 @@
 //! How long newcomers of a line wait: those who would wait for too long are refused. Pure.
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::line::{Key, Line, permits_of, virtual_of};
+use crate::limiter::arithmetic::line::{Key, Line, Run, permits_of, virtual_of};
 use crate::limiter::arithmetic::queue_order::Refused;
 use crate::limiter::arithmetic::room::{Room, States, Terms, earliest, searches_from};
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::{
-    CLASSES_MAX, Call, LineAnswer, LineCall, NotTaken, Outcome, RetryDelay, Violated,
+    CLASSES_MAX, Call, LineAnswer, LineCall, NotTaken, Outcome, RetryDelay, Violated, Waiting,
 };
 
 /// For how many numbers of requests one call estimates how long they wait. The rest comes with the next one.
@@ -28,13 +28,15 @@ struct Estimate {
 }
 
 impl Estimates<'_, '_, '_> {
-    /// Returns how many permits of each limiter go before the last request of a flow but for `behind` permits, and including it.
-    fn before(&self, flow: usize, key: &Key, behind: u64) -> (Vec<u64>, u64) {
+    /// Returns how many permits of each limiter go before the last request of a key but for `behind` requests, and including it. Of others in
+    /// its flow those go before that came by `came`.
+    fn before(&self, flow: usize, key: &Key, behind: u64, came: Micros) -> Vec<u64> {
         let flows = &self.line.flows;
         let waiting = |place: usize| {
+            let goes = |run: &&Run| place != flow || run.key == *key || run.first <= came;
             let alive = flows[place].runs.iter().filter(|run| self.is_alive(run.key.replica));
             let mut sums = vec![0; key.costs.len()];
-            for run in alive {
+            for run in alive.filter(goes) {
                 for (sum, cost) in sums.iter_mut().zip(&run.key.costs) {
                     *sum += cost * run.count;
                 }
@@ -42,9 +44,9 @@ impl Estimates<'_, '_, '_> {
             sums
         };
         let most = |sums: &[u64]| sums.iter().copied().max().unwrap_or_default();
-        let mut before: Vec<u64> = waiting(flow).iter().map(|sum| sum.saturating_sub(behind)).collect();
+        let own = waiting(flow).into_iter().zip(&key.costs);
+        let mut before: Vec<u64> = own.map(|(sum, cost)| sum.saturating_sub(behind * cost)).collect();
         let own = most(&before);
-        let mut all = own;
         let end = flows[flow].tag + virtual_of(own, flows[flow].weight);
         for (place, other) in flows.iter().enumerate() {
             if place == flow || other.class > flows[flow].class {
@@ -56,12 +58,11 @@ impl Estimates<'_, '_, '_> {
             } else {
                 permits_of(end.saturating_sub(other.tag), other.weight)
             };
-            all += first.min(most(&sums));
             for (before, sum) in before.iter_mut().zip(sums) {
                 *before += first.min(sum);
             }
         }
-        (before, all)
+        before
     }
 
     fn is_alive(&self, replica: u64) -> bool {
@@ -98,10 +99,22 @@ impl Estimates<'_, '_, '_> {
         Estimate { delay: (at - now) + more, violated }
     }
 
-    /// Returns how long the request waits behind which so many permits of its flow wait.
-    fn one(&mut self, flow: usize, key: &Key, behind: u64) -> Estimate {
-        let (before, _) = self.before(flow, key, behind);
+    /// Returns how long the request waits behind which so many of its key wait, if it came by an instant.
+    fn one(&mut self, flow: usize, key: &Key, behind: u64, came: Micros) -> Estimate {
+        let before = self.before(flow, key, behind, came);
         self.estimate(key, &before)
+    }
+
+    /// Returns how many permits go until the last request of a key has its own, of the limiter where they are the most, and how long it waits
+    /// at most, as things stand.
+    fn last(&self, flow: usize, key: &Key) -> (u64, Micros) {
+        let own = self.line.flows[flow].runs.iter().filter(|run| run.key == *key);
+        let came = own.map(|run| run.last).max().unwrap_or_default();
+        let before = self.before(flow, key, 0, came);
+        let rules = self.states.iter().zip(&before).flat_map(|((state, _), before)| {
+            state.rules().iter().map(move |rule| rule.quota().span(*before))
+        });
+        (before.iter().copied().max().unwrap_or_default(), rules.max().unwrap_or_default())
     }
 
     /// Returns what the first of some refused requests is advised.
@@ -117,16 +130,16 @@ impl Estimates<'_, '_, '_> {
         RetryDelay { delay, advised: advised - now, is_spread, violated, available }
     }
 
-    /// Returns how many of the first `count` newcomers, behind which so many permits wait, may wait so long; and the estimate of the first
-    /// that may not.
+    /// Returns how many of the first `count` newcomers, behind which so many of their key wait, may wait so long; and the estimate of the
+    /// first that may not.
     fn fitting(
         &mut self,
         flow: usize,
         key: &Key,
         (count, behind): (u64, u64),
-        wait_max: Micros,
+        (came, wait_max): (Micros, Micros),
     ) -> (u64, Option<Estimate>) {
-        let mut estimate = |place: u64| self.one(flow, key, behind + (count - place) * key.price());
+        let mut estimate = |place: u64| self.one(flow, key, behind + (count - place), came);
         let last = estimate(count);
         if last.delay <= wait_max {
             return (count, None);
@@ -178,9 +191,9 @@ pub(in crate::limiter::arithmetic) fn settle_new(
                 estimates.line.remove_last(key, class, left);
                 continue;
             }
-            let behind = waits * key.price();
-            let wait_max = asked.wants[want].waiting[group].wait_max;
-            let (fits, too_far) = estimates.fitting(flow, key, (left, behind), wait_max);
+            let Waiting { newest, wait_max, .. } = asked.wants[want].waiting[group];
+            let came = terms.now - newest;
+            let (fits, too_far) = estimates.fitting(flow, key, (left, waits), (came, wait_max));
             let taken = fits.min(places[class]);
             places[class] -= taken;
             let count = left - taken;
@@ -190,7 +203,7 @@ pub(in crate::limiter::arithmetic) fn settle_new(
             refused[class] += count;
             let estimate = match too_far {
                 Some(too_far) if taken == fits => too_far,
-                _ => estimates.one(flow, key, behind + (count - 1) * key.price()),
+                _ => estimates.one(flow, key, waits + (count - 1), came),
             };
             estimates.line.remove_last(key, class, count);
             let is_full = taken < fits;
@@ -200,8 +213,10 @@ pub(in crate::limiter::arithmetic) fn settle_new(
             let outcome = if is_full { Outcome::Full(away) } else { Outcome::TooFar(away) };
             answer.not_taken.push(NotTaken { want, group, count, outcome });
         }
-        let before = estimates.line.place_with(key, class).map(|flow| estimates.before(flow, key, 0).1);
-        answer.before.push(before.unwrap_or_default());
+        let last = estimates.line.place_with(key, class).map(|flow| estimates.last(flow, key));
+        let (before, wait) = last.unwrap_or_default();
+        answer.before.push(before);
+        answer.waits.push(wait);
     }
     (answer, is_cut)
 }

@@ -98,6 +98,19 @@ impl fmt::Debug for Permits {
     }
 }
 
+/// Whose turn it is among the requests that wait for a limiter.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// First come, first served: a slot is booked for each request when it comes.
+    #[default]
+    Booked,
+    /// First come, first served, and slots are dealt a little ahead of their time: requests take different costs of the limiters of a route,
+    /// which are not known for long before.
+    Dealt,
+    /// Slots are dealt by classes and weights.
+    Shared(QuotaShare),
+}
+
 /// The algorithm of a limit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Algorithm {
@@ -252,8 +265,8 @@ pub struct Limiter {
     pub guard: Duration,
     /// The queue; `None`: over the limit, a request is refused at once.
     pub queue: Option<QueueLimits>,
-    /// How callers share the quota; `None`: first come, first served.
-    pub share: Option<QuotaShare>,
+    /// Whose turn it is among the requests that wait.
+    pub order: Order,
     /// The group, by which the limiter's keys share a Redis Cluster slot; limiters of one group can be taken together.
     pub group: Arc<str>,
     /// The policy while the store cannot be asked.
@@ -274,7 +287,7 @@ impl Limiter {
             mode: Mode::default(),
             partitioned: None,
             queue: None,
-            share: None,
+            order: Order::default(),
             on_store_failure: OnStoreFailure::default(),
             pause: Some(PausePolicy::default()),
             follows_upstream: false,
@@ -323,9 +336,17 @@ impl Limiter {
         self.partitioned.as_ref()?.value.as_ref()
     }
 
+    /// Returns how callers share the quota, if they do.
+    pub fn share(&self) -> Option<&QuotaShare> {
+        match &self.order {
+            Order::Shared(share) => Some(share),
+            Order::Booked | Order::Dealt => None,
+        }
+    }
+
     /// Returns the longest wait of a request: that of its class, where callers share the quota.
     pub fn wait_max(&self, flow: Flow) -> Duration {
-        let of_class = self.share.as_ref().map(|share| &share.class(flow).queue);
+        let of_class = self.share().map(|share| &share.class(flow).queue);
         of_class.or(self.queue.as_ref()).map_or(Duration::ZERO, |queue| queue.timeout)
     }
 

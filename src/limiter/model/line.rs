@@ -115,4 +115,6 @@ pub struct LineAnswer {
     pub not_taken: Vec<NotTaken>,
     /// For each want: how many permits go until its last request has its own, as things stand; zero if none of it waits.
     pub before: Vec<u64>,
+    /// For each want: how long its last request waits at most, as things stand; zero if none of it waits.
+    pub waits: Vec<Micros>,
 }

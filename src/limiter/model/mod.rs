@@ -6,6 +6,7 @@
 pub mod calendar_windows;
 pub mod call;
 pub mod clock_step;
+pub mod costs;
 pub mod epoch;
 pub mod generations;
 pub mod grant_copy;
@@ -25,12 +26,13 @@ pub mod write_back;
 pub use calendar_windows::{CalendarWindows, Period, Stretch, window_of};
 pub use call::{Answer, Call, Freed, Generation, Holding, Run};
 pub use clock_step::{Step, stepped};
+pub use costs::Costs;
 pub use epoch::{Epoch, Reset};
 pub use generations::{Generations, NO_GENERATION};
 pub use grant_copy::{CopyExchange, GrantCopy};
 pub use heartbeat::{Heartbeat, HeartbeatAnswer, Member, Moved, Reported, Reports};
 pub use limit::{
-    Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Overrides, Partitioned, PausePolicy,
+    Algorithm, Limit, Limiter, LimiterName, Mode, OnStoreFailure, Order, Overrides, Partitioned, PausePolicy,
     Permits, RATE_MAX, Scope,
 };
 pub use line::{

@@ -13,12 +13,19 @@ use crate::limiter::model::queue_limits::QueueLimits;
 const NO_VALUE: &str = "none";
 
 /// Who of the callers a request is of, by hashes of what names it.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Flow {
-    /// The flow: a hash over all values that name it, from [`FLOW_MIN`] on, below 2^53. Zero for the requests of a limiter without a share.
+    /// The flow: a hash over all values that name it, from [`FLOW_MIN`] on, below 2^53.
     pub id: u64,
     /// A hash of the first value, by which the class and the weight are found.
     pub member: u64,
+}
+
+impl Default for Flow {
+    /// Returns the one flow of all requests where nobody shares.
+    fn default() -> Flow {
+        Flow { id: FLOW_MIN, member: 0 }
+    }
 }
 
 impl Flow {

@@ -163,7 +163,7 @@ impl ActiveLimiter {
 
     /// Returns the class of a flow, as the metrics of a limiter that nobody shares have one for all.
     fn class(&self, flow: Flow) -> usize {
-        self.limiter.load().share.as_ref().map_or(0, |share| share.member(flow).class)
+        self.limiter.load().share().map_or(0, |share| share.member(flow).class)
     }
 
     /// Counts something of the class of a flow.
@@ -307,7 +307,7 @@ impl LimiterInstance {
     /// [`QuotaShare::bounds`](crate::limiter::model::QuotaShare::bounds).
     pub(in crate::limiter) fn ceilings(&self) -> Vec<LimiterRef> {
         let limiter = self.limiter();
-        let Some(share) = &limiter.share else { return Vec::new() };
+        let Some(share) = limiter.share() else { return Vec::new() };
         let now = self.active.session.now();
         share.bounds().iter().map(|bound| LimiterRef::ceiling(&limiter, self.partition, bound, now)).collect()
     }

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::Permits;
+use crate::limiter::model::Costs;
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId};
 use crate::limiter::queue::slot::{Slot, Source};
 
@@ -47,9 +47,9 @@ pub(in crate::limiter) struct Waiter {
 
 impl Waiter {
     /// Returns the request as one that has just come, but for when it came.
-    pub(in crate::limiter) fn into_arrival(self, cost: Permits) -> Arrival {
+    pub(in crate::limiter) fn into_arrival(self, costs: Costs) -> Arrival {
         let Holder { arrived, deadline, flow, .. } = self.holder;
-        Arrival { asker: Asker::Request(self.request), cost, arrived, deadline, flow }
+        Arrival { asker: Asker::Request(self.request), costs, arrived, deadline, flow }
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Flow, Freed, LimiterName, OnStoreFailure, Permits, Refusal};
+use crate::limiter::model::{Costs, Flow, Freed, LimiterName, OnStoreFailure, Refusal};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::inbox::{Arrival, Asker, Inbox, Unsent, WorkerEvents};
 use crate::limiter::queue::pause::Paused;
@@ -87,7 +87,7 @@ impl Queue {
     }
 
     /// Returns how long a request may wait: as long as every limiter, or its class there, allows.
-    fn wait_of(&self, demand: Demand) -> Micros {
+    fn wait_of(&self, demand: &Demand) -> Micros {
         let waits = self.active_limiters().map(|active| active.limiter().wait_max(demand.flow));
         let wait_max = waits.min().unwrap_or_default();
         Micros::from(wait_max.min(demand.wait_max.unwrap_or(Duration::MAX)))
@@ -100,19 +100,6 @@ impl Queue {
         self.active_limiters().map(max).min().unwrap_or_default()
     }
 
-    /// Returns the largest cost that every limiter can ever hold.
-    pub(in crate::limiter) fn cost_max(&self) -> Permits {
-        self.instances.iter().map(LimiterInstance::cost_max).min().unwrap_or(Permits::ONE)
-    }
-
-    /// Returns the refusal of a request that costs more than [`Queue::cost_max`].
-    pub(in crate::limiter) fn too_costly(&self) -> Refusal {
-        let cost_max = self.cost_max();
-        let limiter = self.instances.iter().find(|instance| instance.cost_max() == cost_max);
-        let limiter = limiter.map_or_else(|| self.name(), |instance| instance.active.name.clone());
-        Refusal::CostExceedsLimit { limiter, cost_max }
-    }
-
     /// Returns the places of the limiters that have this policy for an unreachable store.
     pub(in crate::limiter) fn with_policy(&self, policy: OnStoreFailure) -> impl Iterator<Item = usize> {
         let places = self.active_limiters().enumerate();
@@ -120,11 +107,11 @@ impl Queue {
     }
 
     /// Takes a prefetched permit for a request, if there is one of its cost.
-    pub(in crate::limiter) fn take_prefetched(self: &Arc<Queue>, demand: Demand) -> Option<Permit> {
-        let now = self.now();
+    pub(in crate::limiter) fn take_prefetched(self: &Arc<Queue>, demand: &Demand) -> Option<Permit> {
+        let (cost, now) = (demand.costs.same()?, self.now());
         let (slot, clock, wakes) = {
             let mut inbox = self.inbox();
-            let (slot, clock, is_low) = inbox.prefetch.take(demand.cost, now)?;
+            let (slot, clock, is_low) = inbox.prefetch.take(cost, now)?;
             (slot, clock, is_low && !inbox.is_calling)
         };
         if wakes {
@@ -133,7 +120,7 @@ impl Queue {
         self.count_waited(demand.flow, Duration::ZERO);
         let holder =
             Holder { arrived: now, deadline: now + self.wait_of(demand), late: 0, flow: demand.flow };
-        Some(Permit::new(self.clone(), slot, clock, demand.cost, (holder, Duration::ZERO)))
+        Some(Permit::new(self.clone(), slot, clock, cost.into(), (holder, Duration::ZERO)))
     }
 
     /// Records that the worker waits for an answer of the store, after which it looks for arrivals.
@@ -166,23 +153,22 @@ impl Queue {
     /// # Errors
     /// The refusal, if it is known without asking the store.
     pub(in crate::limiter) fn push(&self, demand: Demand, asker: Asker) -> Result<bool, Refusal> {
-        let cost = demand.cost;
         let is_shadow = matches!(asker, Asker::Shadow);
-        let refused = |refusal| {
-            self.count_refused(&refusal, (demand.flow, cost), is_shadow);
+        let refused = |refusal, flow, costs: &Costs| {
+            self.count_refused(&refusal, (flow, costs), is_shadow);
             Err(refusal)
         };
-        if cost > self.cost_max() {
-            return refused(self.too_costly());
+        if let Some(refusal) = self.too_costly_for(&demand.costs) {
+            return refused(refusal, demand.flow, &demand.costs);
         }
         let arrived = self.now();
-        let arrival =
-            Arrival { cost, arrived, deadline: arrived + self.wait_of(demand), asker, flow: demand.flow };
+        let (deadline, Demand { costs, flow, .. }) = (arrived + self.wait_of(&demand), demand);
+        let arrival = Arrival { costs, arrived, deadline, asker, flow };
         let (sent, wakes) = {
             let mut inbox = self.inbox();
             if let Some(refusal) = inbox.refuse(&arrival) {
                 drop(inbox);
-                return refused(refusal);
+                return refused(refusal, flow, &arrival.costs);
             }
             (inbox.push(arrival), !inbox.is_calling)
         };
@@ -194,9 +180,11 @@ impl Queue {
                 Ok(true)
             }
             Err(Unsent::Ended) => Ok(false),
-            Err(Unsent::Full) => {
+            Err(Unsent::Full(costs)) => {
                 let limiter = self.name();
-                refused(Refusal::QueueFull { limiter, limit: 0, available: 0, retry_after: INTAKE_RETRY })
+                let refusal =
+                    Refusal::QueueFull { limiter, limit: 0, available: 0, retry_after: INTAKE_RETRY };
+                refused(refusal, flow, &costs)
             }
         }
     }
@@ -367,13 +355,15 @@ impl Queue {
     pub(in crate::limiter) fn count_refused(
         &self,
         refusal: &Refusal,
-        (flow, cost): (Flow, Permits),
+        (flow, costs): (Flow, &Costs),
         is_shadow: bool,
     ) {
-        let named = self.active_limiters().find(|active| active.name == *refusal.limiter());
-        match named {
-            Some(active) if is_shadow => active.of_class(flow, |class| class.shadow_refused(cost.get())),
-            Some(active) => active.count_refused(flow, cost.get()),
+        let mut named = self.active_limiters().enumerate();
+        match named.find(|(_, active)| active.name == *refusal.limiter()) {
+            Some((place, active)) if is_shadow => {
+                active.of_class(flow, |class| class.shadow_refused(costs.at(place)));
+            }
+            Some((place, active)) => active.count_refused(flow, costs.at(place)),
             None => {}
         }
     }
@@ -411,6 +401,10 @@ impl OriginQueue for Queue {
         self.inbox().paused.as_ref().is_some_and(|paused| paused.until > now && paused.holds(due))
     }
 
+    fn limiters(&self) -> usize {
+        self.instances.len()
+    }
+
     fn follows_upstream(&self) -> bool {
         self.active_limiters().any(|active| active.limiter().follows_upstream)
     }
@@ -437,9 +431,9 @@ impl OriginQueue for Queue {
         }
     }
 
-    fn count_used(&self, source: Source, flow: Flow, cost: Permits) {
-        let cost = cost.get();
-        for active in self.active_limiters() {
+    fn count_used(&self, source: Source, flow: Flow, costs: &Costs) {
+        for (place, active) in self.active_limiters().enumerate() {
+            let cost = costs.at(place);
             let is_allowed = || active.limiter().on_store_failure == OnStoreFailure::Allow;
             active.of_class(flow, |class| match source {
                 Source::Store(_) => class.granted(cost),
@@ -454,8 +448,10 @@ impl OriginQueue for Queue {
         self.active_limiters().for_each(|active| active.metrics().lateness(late.to_duration()));
     }
 
-    fn count_cancelled(&self, flow: Flow, cost: Permits) {
-        self.active_limiters().for_each(|active| active.of_class(flow, |class| class.cancelled(cost.get())));
+    fn count_cancelled(&self, flow: Flow, costs: &Costs) {
+        for (place, active) in self.active_limiters().enumerate() {
+            active.of_class(flow, |class| class.cancelled(costs.at(place)));
+        }
     }
 
     fn hand_back(&self, returned: Returned) {

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use tokio::sync::oneshot;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Flow, Freed, Permits, Refusal};
+use crate::limiter::model::{Costs, Flow, Freed, Refusal};
 use crate::limiter::queue::pause::{Paused, in_pause};
 use crate::limiter::queue::permit::Returned;
 use crate::limiter::queue::prefetch::{Prefetch, PrefetchSnapshot};
@@ -32,7 +32,7 @@ const BUDGET_MAX: u64 = 10_000;
 
 /// A request on its way to the worker.
 pub(in crate::limiter) struct Arrival {
-    pub(in crate::limiter) cost: Permits,
+    pub(in crate::limiter) costs: Costs,
     pub(in crate::limiter) arrived: Moment,
     pub(in crate::limiter) deadline: Moment,
     pub(in crate::limiter) asker: Asker,
@@ -131,16 +131,16 @@ impl RefusalRate {
 pub(in crate::limiter) enum Unsent {
     /// The worker has ended.
     Ended,
-    /// The intake is full.
-    Full,
+    /// The intake is full for a request of these costs.
+    Full(Costs),
 }
 
 impl Inbox {
     /// Refuses a request from the cache; `None` where the store must be asked.
     pub(in crate::limiter) fn refuse(&mut self, arrival: &Arrival) -> Option<Refusal> {
-        let Arrival { cost, deadline, arrived: now, .. } = *arrival;
+        let Arrival { ref costs, deadline, arrived: now, .. } = *arrival;
         let cache = self.refusal_cache.as_mut()?;
-        let refusal = cache.refuse(cost, deadline, now)?;
+        let refusal = cache.refuse(costs.largest(), deadline, now)?;
         // Those that are told the same may all be of one caller, for whom nothing is to be reserved.
         self.refusals.add(u64::from(cache.is_spread()), now);
         Some(in_pause(refusal, self.paused.as_ref(), deadline))
@@ -169,7 +169,7 @@ impl Inbox {
             return Err(Unsent::Ended);
         }
         if self.arrivals.len() + self.pending >= INTAKE_MAX {
-            return Err(Unsent::Full);
+            return Err(Unsent::Full(arrival.costs));
         }
         self.arrivals.push_back(arrival);
         Ok(())

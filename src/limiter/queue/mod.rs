@@ -5,6 +5,7 @@
 //! - [`worker`]: the task that owns the waiting requests ([`cost_queue`], [`request`]) and talks to the store.
 //! - [`prefetch`]: permits booked before anybody asks; [`refusal_cache`]: refusals without a call to the store.
 //! - [`upstream_report`]: what an upstream's answer says of its quota; [`shadow`]: limiters that only count.
+//! - [`costly`]: what a request may cost at most.
 //! - [`quota_left`]: what the store last said of the permits that are left.
 //! - [`outside`]: requests that wait before they can ask.
 //! - [`active_limiter`]: a limiter in use, as all its queues share it.
@@ -13,6 +14,7 @@
 
 pub(in crate::limiter) mod active_limiter;
 pub(in crate::limiter) mod cost_queue;
+pub(in crate::limiter) mod costly;
 pub(in crate::limiter) mod guard;
 pub(in crate::limiter) mod handle;
 pub(in crate::limiter) mod inbox;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Flow, Permits, Refusal};
+use crate::limiter::model::{Costs, Flow, Refusal};
 use crate::limiter::queue::quota_left::QuotaLeft;
 use crate::limiter::queue::request::{Holder, LATE_MAX, RequestId, Unusable};
 use crate::limiter::queue::shadow::Shadows;
@@ -18,17 +18,17 @@ use crate::limiter::store::clock::StoreClock;
 /// A permit, or a part of one, on its way back to the queue's worker.
 pub(in crate::limiter) enum Returned {
     /// A permit that was not used.
-    Unused { slot: Slot, cost: Permits, flow: Flow },
+    Unused { slot: Slot, costs: Costs, flow: Flow },
     /// A permit that must not be used now, with the request that waits for another, or for this one again.
     Exchanged(Exchange),
     /// A part of a used permit: the request has cost less than it had taken.
-    Refund { slot: Slot, cost: Permits, flow: Flow },
+    Refund { slot: Slot, costs: Costs, flow: Flow },
 }
 
 /// A permit that must not be used now, with its request.
 pub(in crate::limiter) struct Exchange {
     pub(in crate::limiter) slot: Slot,
-    pub(in crate::limiter) cost: Permits,
+    pub(in crate::limiter) costs: Costs,
     /// The request; a late slot is counted already.
     pub(in crate::limiter) holder: Holder,
     pub(in crate::limiter) why: Unusable,
@@ -60,6 +60,9 @@ pub(in crate::limiter) trait OriginQueue: Send + Sync {
     /// Returns whether a slot may be used: within the lease, in the epoch or outage in which it was booked.
     fn is_usable(&self, slot: &Slot, now: Moment) -> bool;
 
+    /// Returns the number of the queue's limiters.
+    fn limiters(&self) -> usize;
+
     /// Returns whether a limiter of the queue heeds the quota that the upstream reports.
     fn follows_upstream(&self) -> bool;
 
@@ -83,13 +86,13 @@ pub(in crate::limiter) trait OriginQueue: Send + Sync {
     fn leave_flight(&self);
 
     /// Counts a used permit.
-    fn count_used(&self, source: Source, flow: Flow, cost: Permits);
+    fn count_used(&self, source: Source, flow: Flow, costs: &Costs);
 
     /// Records how long after its slot a permit was used, or found too late.
     fn count_late(&self, late: Micros);
 
     /// Counts a permit that was given back unused.
-    fn count_cancelled(&self, flow: Flow, cost: Permits);
+    fn count_cancelled(&self, flow: Flow, costs: &Costs);
 
     /// Hands a permit back to the worker. It is dropped if the queue has ended.
     fn hand_back(&self, returned: Returned);
@@ -126,7 +129,6 @@ pub enum Provenance {
 pub struct Permit {
     /// `None` where every limiter only counts.
     held: Option<HeldSlot>,
-    cost: Permits,
     /// The limiters that only count, charged when the permit is used.
     pub(in crate::limiter) shadows: Option<Shadows>,
 }
@@ -136,7 +138,7 @@ struct HeldSlot {
     queue: Arc<dyn OriginQueue>,
     slot: Hold,
     clock: StoreClock,
-    cost: Permits,
+    costs: Costs,
     holder: Holder,
     waited: Duration,
     /// When the slot was last checked, right before the request's head was written.
@@ -161,14 +163,14 @@ impl Permit {
         queue: Arc<dyn OriginQueue>,
         slot: Slot,
         clock: StoreClock,
-        cost: Permits,
+        costs: Costs,
         (holder, waited): (Holder, Duration),
     ) -> Permit {
         queue.permit_out();
         let slot = Hold::Slot(slot);
         let (confirmed, is_in_flight) = (None, false);
-        let held = HeldSlot { queue, slot, clock, cost, holder, waited, confirmed, is_in_flight };
-        Permit { held: Some(held), cost, shadows: None }
+        let held = HeldSlot { queue, slot, clock, costs, holder, waited, confirmed, is_in_flight };
+        Permit { held: Some(held), shadows: None }
     }
 
     /// Counts the permit as in flight: its request has still to be woken.
@@ -181,8 +183,8 @@ impl Permit {
     }
 
     /// Returns a permit without a booking, for a request whose limiters all only count.
-    pub(in crate::limiter) fn free(cost: Permits) -> Permit {
-        Permit { held: None, cost, shadows: None }
+    pub(in crate::limiter) fn free() -> Permit {
+        Permit { held: None, shadows: None }
     }
 
     /// Returns whether the permit is good right before the request's head is written, as [`Permit::confirm`] makes sure of.
@@ -231,16 +233,16 @@ impl Permit {
     /// Spends the permit: the request goes upstream. Returns `None` if nothing was booked for it.
     pub fn commit(mut self) -> Option<Receipt> {
         if let Some(shadows) = &self.shadows {
-            shadows.charge(self.cost);
+            shadows.charge();
         }
-        let HeldSlot { queue, slot: hold, clock, cost, confirmed, holder, .. } = self.held.as_mut()?;
+        let HeldSlot { queue, slot: hold, clock, costs, confirmed, holder, .. } = self.held.as_mut()?;
         let Hold::Slot(slot) = *hold else { return None };
         *hold = Hold::Settled;
         let sent = confirmed.unwrap_or_else(|| queue.now());
-        queue.count_used(slot.source, holder.flow, *cost);
+        queue.count_used(slot.source, holder.flow, costs);
         queue.count_late(slot.lateness(clock, sent));
         queue.permit_in();
-        Some(Receipt { queue: queue.clone(), slot, cost: *cost, sent, flow: holder.flow })
+        Some(Receipt { queue: queue.clone(), slot, costs: costs.clone(), sent, flow: holder.flow })
     }
 
     /// Returns who has granted the permit; the store, where nothing was booked.
@@ -291,7 +293,13 @@ impl HeldSlot {
         let (turn, next) = oneshot::channel();
         let late = self.holder.late + u8::from(why == Unusable::Late);
         let holder = Holder { late, ..self.holder };
-        self.queue.hand_back(Returned::Exchanged(Exchange { slot, cost: self.cost, holder, why, turn }));
+        self.queue.hand_back(Returned::Exchanged(Exchange {
+            slot,
+            costs: self.costs.clone(),
+            holder,
+            why,
+            turn,
+        }));
         self.queue.permit_in();
         self.leave_flight();
         Some(next)
@@ -300,7 +308,11 @@ impl HeldSlot {
     fn set_aside(&mut self) {
         if let Hold::Slot(slot) = self.slot {
             self.slot = Hold::SetAside(slot);
-            self.queue.hand_back(Returned::Unused { slot, cost: self.cost, flow: self.holder.flow });
+            self.queue.hand_back(Returned::Unused {
+                slot,
+                costs: self.costs.clone(),
+                flow: self.holder.flow,
+            });
         }
     }
 
@@ -316,7 +328,7 @@ impl Drop for HeldSlot {
         self.leave_flight();
         self.set_aside();
         if matches!(self.slot, Hold::SetAside(_)) {
-            self.queue.count_cancelled(self.holder.flow, self.cost);
+            self.queue.count_cancelled(self.holder.flow, &self.costs);
             self.queue.permit_in();
         }
     }
@@ -327,7 +339,7 @@ impl Drop for HeldSlot {
 pub struct Receipt {
     pub(in crate::limiter) queue: Arc<dyn OriginQueue>,
     pub(in crate::limiter) slot: Slot,
-    pub(in crate::limiter) cost: Permits,
+    pub(in crate::limiter) costs: Costs,
     pub(in crate::limiter) sent: Moment,
     pub(in crate::limiter) flow: Flow,
 }
@@ -346,17 +358,22 @@ impl Receipt {
 
     /// Returns the report of the quota signals in the upstream's answer.
     pub(in crate::limiter) fn signalled(&self, signal: UpstreamSignal) -> PermitReport {
-        PermitReport::Signal(PendingReport::new(signal, (self.sent, self.queue.now()), self.slot, self.cost))
+        let sent = (self.sent, self.queue.now());
+        PermitReport::Signal(PendingReport::new(signal, sent, self.slot, self.costs.clone()))
     }
 
-    /// Returns the report of the request's true cost: more is charged, less is given back. `None` if the cost is the
-    /// permit's.
-    pub(in crate::limiter) fn settled(&self, cost: u64) -> Option<PermitReport> {
-        let taken = self.cost.get();
-        if cost > taken {
-            return Some(PermitReport::Signal(PendingReport::charge(cost - taken)));
-        }
-        let cost = Permits::new(taken - cost)?;
-        Some(PermitReport::Refund(Returned::Refund { slot: self.slot, cost, flow: self.flow }))
+    /// Returns the reports of the request's true cost at each limiter of its queue, as far as it is known: more is charged, less is given
+    /// back. `used` tells the true cost at a place from what was taken there.
+    pub(in crate::limiter) fn settled(&self, used: impl Fn(usize, u64) -> u64) -> Vec<PermitReport> {
+        let limiters = self.queue.limiters();
+        let (taken, used): (Vec<u64>, Vec<u64>) =
+            self.costs.of(limiters).enumerate().map(|(place, taken)| (taken, used(place, taken))).unzip();
+        let pairs = || taken.iter().zip(&used);
+        let more = Costs::each_or_same(pairs().map(|(taken, used)| used.saturating_sub(*taken)));
+        let less = Costs::each_or_same(pairs().map(|(taken, used)| taken.saturating_sub(*used)));
+        let charge = more.map(|more| PermitReport::Signal(PendingReport::charge(&more)));
+        let refund = less
+            .map(|costs| PermitReport::Refund(Returned::Refund { slot: self.slot, costs, flow: self.flow }));
+        charge.into_iter().chain(refund).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! A request as the worker's core knows it: a number, a cost and some moments. The worker's shell knows who waits for its answer.
 
 use crate::clock::Moment;
-use crate::limiter::model::{Flow, Permits};
+use crate::limiter::model::{Costs, Flow, Permits};
 
 /// How many of a request's slots may come too late and be replaced. A busy processor is late now and then; one that can never
 /// be on time is late this often in a row.
@@ -23,10 +23,10 @@ pub(in crate::limiter) enum Asker {
 }
 
 /// A request, or the charge of a limiter that only counts, that has arrived.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct Arrival {
     pub(in crate::limiter) asker: Asker,
-    pub(in crate::limiter) cost: Permits,
+    pub(in crate::limiter) costs: Costs,
     pub(in crate::limiter) arrived: Moment,
     /// The end of its wait.
     pub(in crate::limiter) deadline: Moment,
@@ -46,6 +46,11 @@ pub(in crate::limiter) struct Holder {
 }
 
 impl Arrival {
+    /// Returns the largest cost.
+    pub(in crate::limiter) fn cost(&self) -> Permits {
+        self.costs.largest()
+    }
+
     /// Returns whether its answer is waited for, or counted.
     pub(in crate::limiter) fn is_waited_for(&self) -> bool {
         self.asker != Asker::Refused

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::limiter::model::Permits;
+use crate::limiter::model::{Costs, Permits};
 use crate::limiter::queue::active_limiter::LimiterInstance;
 
 /// The queues through which limiters that only count are charged, one for each.
@@ -16,6 +16,8 @@ pub(in crate::limiter) trait ShadowQueues: Send + Sync {
 pub(in crate::limiter) struct Shadows {
     queues: Arc<dyn ShadowQueues>,
     instances: Arc<[LimiterInstance]>,
+    /// What the request takes of each of them.
+    costs: Costs,
 }
 
 impl Shadows {
@@ -24,15 +26,30 @@ impl Shadows {
         queues: &Arc<impl ShadowQueues + 'static>,
         instances: &[LimiterInstance],
     ) -> Option<Shadows> {
-        (!instances.is_empty()).then(|| Shadows { queues: queues.clone(), instances: instances.into() })
+        let costs = Permits::ONE.into();
+        (!instances.is_empty()).then(|| Shadows {
+            queues: queues.clone(),
+            instances: instances.into(),
+            costs,
+        })
     }
 
     pub(in crate::limiter) fn instances(&self) -> &[LimiterInstance] {
         &self.instances
     }
 
+    /// Returns the shadows of a request that takes so much of each of them.
+    pub(in crate::limiter) fn taking(mut self, costs: Costs) -> Shadows {
+        self.costs = costs;
+        self
+    }
+
     /// Charges each of the limiters.
-    pub(in crate::limiter) fn charge(&self, cost: Permits) {
-        self.instances.iter().for_each(|instance| self.queues.clone().charge_shadow(instance, cost));
+    pub(in crate::limiter) fn charge(&self) {
+        for (place, instance) in self.instances.iter().enumerate() {
+            if let Some(cost) = Permits::new(self.costs.at(place)) {
+                self.queues.clone().charge_shadow(instance, cost);
+            }
+        }
     }
 }

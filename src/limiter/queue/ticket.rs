@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::limiter::model::{Flow, Permits, Refusal};
+use crate::limiter::model::{Costs, Flow, Permits, Refusal};
 use crate::limiter::queue::permit::{OriginQueue, Permit};
 use crate::limiter::queue::request::RequestId;
 use crate::limiter::queue::shadow::Shadows;
 
 /// The demand of a request on a queue.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Demand {
-    /// The permits that the request takes.
-    pub cost: Permits,
+    /// The permits that the request takes of each limiter.
+    pub costs: Costs,
     /// The longest wait that the request asked for; the limiter's applies if it is shorter, or if this is `None`.
     pub wait_max: Option<Duration>,
     /// Who asks, where callers share the quota.
@@ -24,7 +24,7 @@ pub struct Demand {
 impl Demand {
     /// Returns the demand of a request that costs so much, and waits as long as the limiter allows.
     pub fn of(cost: Permits) -> Demand {
-        Demand { cost, wait_max: None, flow: Flow::default() }
+        Demand { costs: cost.into(), wait_max: None, flow: Flow::default() }
     }
 }
 

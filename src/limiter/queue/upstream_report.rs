@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Limiter, LimiterName, PauseRequest, Permits, Remaining};
+use crate::limiter::model::{Costs, Limiter, LimiterName, PauseRequest, Remaining};
 use crate::limiter::queue::slot::{Slot, Source};
 
 /// The most windows in a report.
@@ -55,10 +55,41 @@ pub(in crate::limiter) struct PendingReport {
     /// The pauses of limiters, one each.
     pauses: Vec<PendingPause>,
     /// The slots in the store, and the costs, of rejected permits.
-    refused: Vec<(Micros, u64)>,
+    refused: Vec<(Micros, Costs)>,
     /// The permits that requests have cost beyond what they had taken.
-    pub(in crate::limiter) cost: u64,
+    charged: Charged,
     windows: Vec<ReportedWindow>,
+}
+
+/// Permits to be charged of the limiters of a queue.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+struct Charged {
+    /// Of every limiter.
+    all: u64,
+    /// Of each limiter beside that, by its place; zero where the list ends.
+    each: Vec<u64>,
+}
+
+impl Charged {
+    fn add(&mut self, costs: &Costs) {
+        match costs {
+            Costs::Same(cost) => self.all += cost.get(),
+            Costs::Each(costs) => self.add_each(costs),
+        }
+    }
+
+    fn add_each(&mut self, costs: &[u64]) {
+        self.each.resize(self.each.len().max(costs.len()), 0);
+        self.each.iter_mut().zip(costs).for_each(|(sum, cost)| *sum += cost);
+    }
+
+    fn at(&self, place: usize) -> u64 {
+        self.all + self.each.get(place).copied().unwrap_or_default()
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.all == 0 && self.each.is_empty()
+    }
 }
 
 /// The pause of a limiter that rejections ask for.
@@ -84,19 +115,19 @@ struct ReportedWindow {
 }
 
 impl PendingReport {
-    /// Creates the report of one answer that came `now`, to a request that was `sent` with a permit of this slot and cost.
+    /// Creates the report of one answer that came `now`, to a request that was `sent` with a permit of this slot and these costs.
     pub(in crate::limiter) fn new(
         signal: UpstreamSignal,
         (sent, now): (Moment, Moment),
         slot: Slot,
-        taken: Permits,
+        taken: Costs,
     ) -> PendingReport {
         let UpstreamSignal { is_rejection, pauses, windows } = signal;
         let took = now - slot.due;
         // The store does not know the slots of other sources.
         let slot = matches!(slot.source, Source::Store(_)).then_some(slot.at);
         let reported = |window| slot.map(|slot| ReportedWindow { window, slot, took });
-        let refused = slot.filter(|_| is_rejection).map(|slot| (slot, taken.get()));
+        let refused = slot.filter(|_| is_rejection).map(|slot| (slot, taken));
         // A longer wait is capped by the limiter's longest pause.
         let until = |wait: Duration| now + Micros::from(wait.min(Duration::from_secs(u64::from(u32::MAX))));
         let asked = |(limiter, AskedPause { status, wait })| PendingPause {
@@ -109,18 +140,20 @@ impl PendingReport {
             is_rejection,
             pauses: pauses.into_iter().map(asked).collect(),
             refused: refused.into_iter().collect(),
-            cost: 0,
+            charged: Charged::default(),
             windows: windows.into_iter().take(WINDOWS_MAX).filter_map(reported).collect(),
         }
     }
 
     /// Creates the report of permits that a request has cost beyond what it had taken.
-    pub(in crate::limiter) fn charge(cost: u64) -> PendingReport {
+    pub(in crate::limiter) fn charge(costs: &Costs) -> PendingReport {
+        let mut charged = Charged::default();
+        charged.add(costs);
         PendingReport {
             is_rejection: false,
             pauses: Vec::new(),
             refused: Vec::new(),
-            cost,
+            charged,
             windows: Vec::new(),
         }
     }
@@ -139,7 +172,8 @@ impl PendingReport {
         }
         self.refused.extend(later.refused);
         self.refused.truncate(REFUSED_MAX);
-        self.cost += later.cost;
+        self.charged.all += later.charged.all;
+        self.charged.add_each(&later.charged.each);
         for reported in later.windows {
             // The latest answer counts for each window.
             let name = |reported: &ReportedWindow| (reported.window.limit, reported.window.per);
@@ -175,12 +209,18 @@ impl PendingReport {
     /// Returns whether the report may wait for further answers: it holds only what is left of a quota, which each answer
     /// reports anew.
     pub(in crate::limiter) fn can_wait(&self) -> bool {
-        !self.is_rejection && self.pauses.is_empty() && self.cost == 0
+        !self.is_rejection && self.pauses.is_empty() && self.charged.is_nothing()
     }
 
-    /// Returns the rejected permits, if the limiter follows the upstream's count.
-    pub(in crate::limiter) fn refused(&self, limiter: &Limiter) -> Vec<(Micros, u64)> {
-        self.refused.iter().filter(|_| limiter.follows_upstream).copied().collect()
+    /// Returns the permits to be charged of the limiter at a place.
+    pub(in crate::limiter) fn charged(&self, place: usize) -> u64 {
+        self.charged.at(place)
+    }
+
+    /// Returns the rejected permits of the limiter at a place, if it follows the upstream's count.
+    pub(in crate::limiter) fn refused(&self, place: usize, limiter: &Limiter) -> Vec<(Micros, u64)> {
+        let refused = self.refused.iter().filter(|_| limiter.follows_upstream);
+        refused.map(|(slot, costs)| (*slot, costs.at(place))).filter(|(_, cost)| *cost > 0).collect()
     }
 
     /// Returns the permits that the upstream leaves of the limiter's limits, with the limits' places.
@@ -210,7 +250,7 @@ fn limit_of(limiter: &Limiter, window: &Window) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::model::PausePolicy;
+    use crate::limiter::model::{PausePolicy, Permits};
     use crate::limiter::tests;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -228,7 +268,7 @@ mod tests {
         let pauses = refusal.map(|status| (limiter().name, AskedPause { status, wait }));
         let pauses = pauses.into_iter().collect();
         let signal = UpstreamSignal { is_rejection: refusal.is_some(), pauses, windows: Vec::new() };
-        PendingReport::new(signal, (NOW, NOW), slot, Permits::new(2).unwrap())
+        PendingReport::new(signal, (NOW, NOW), slot, Permits::new(2).unwrap().into())
     }
 
     #[test]
@@ -249,7 +289,7 @@ mod tests {
         assert_eq!(report(Some(429), None).pause(&Limiter { pause: None, ..limiter() }, now, 0), None);
         assert!(report(Some(429), Some(Duration::MAX)).pause(&limiter(), now, 0).is_some());
         let other = Limiter { follows_upstream: false, ..limiter() };
-        assert_eq!((all.refused(&limiter()), all.refused(&other)), (vec![(SLOT, 2); 4], Vec::new()));
+        assert_eq!((all.refused(0, &limiter()), all.refused(0, &other)), (vec![(SLOT, 2); 4], Vec::new()));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
-use crate::limiter::model::{Flow, Limiter, LimiterName, Partition, Refusal};
+use crate::limiter::model::{Costs, Flow, Limiter, LimiterName, Partition, Refusal};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::guard::QueueGuard;
 use crate::limiter::queue::handle::Queue;
@@ -99,7 +99,7 @@ impl LimiterSet {
     /// # Errors
     /// The refusal, if the request may not pass within its wait.
     pub async fn enter(&self, partitions: &[Option<Partition>], demand: Demand) -> Result<Entered, Refusal> {
-        let (submitted, shadows) = self.submit(partitions, demand)?;
+        let (submitted, shadows) = self.submit(partitions, &demand)?;
         let mut entered = match submitted {
             Submitted::Granted(permit) => Entered::Granted(permit),
             Submitted::Asked(answered) => answered.await.unwrap_or_else(|_| Err(self.closed()))?,
@@ -130,9 +130,21 @@ impl LimiterSet {
         self.tell(partitions, receipt, receipt.signalled(signal));
     }
 
-    /// Corrects the cost of a request: charges what it cost beyond its permit, or gives back what it did not need.
-    pub fn settle(&self, partitions: &[Option<Partition>], receipt: &Receipt, cost: u64) {
-        if let Some(report) = receipt.settled(cost) {
+    /// Corrects what a request has cost: charges what that is beyond its permit, or gives back what it did not need. `used` tells the true
+    /// cost at a limiter, by its place in the order in which the route names them, from what was taken there.
+    pub fn settle(
+        &self,
+        partitions: &[Option<Partition>],
+        receipt: &Receipt,
+        used: impl Fn(usize, u64) -> u64,
+    ) {
+        let enforced = self.inner.limiters.iter().filter(|(active, _)| !active.is_shadow());
+        let places: Vec<usize> = enforced.map(|(_, place)| *place).collect();
+        // A limiter may have begun or ceased to only count since; then nobody knows which cost is whose.
+        if places.len() != receipt.queue.limiters() {
+            return;
+        }
+        for report in receipt.settled(|place, taken| used(places[place], taken)) {
             self.tell(partitions, receipt, report);
         }
     }
@@ -150,7 +162,7 @@ impl LimiterSet {
     /// Returns the name of a flow's class, where callers share the quota.
     pub fn class(&self, flow: Flow) -> Option<Arc<str>> {
         let mut limiters = self.inner.limiters.iter();
-        limiters.find_map(|(active, _)| Some(active.limiter().share.as_ref()?.class(flow).name.clone()))
+        limiters.find_map(|(active, _)| Some(active.limiter().share()?.class(flow).name.clone()))
     }
 
     /// Returns the longest wait of a request of a flow that names none.
@@ -168,6 +180,7 @@ impl LimiterSet {
 }
 
 /// A request that was passed on.
+#[expect(clippy::large_enum_variant, reason = "it is taken apart at once")]
 enum Submitted {
     /// The request has its permit.
     Granted(Permit),
@@ -180,18 +193,22 @@ impl LimiterSet {
     fn submit(
         &self,
         partitions: &[Option<Partition>],
-        demand: Demand,
+        demand: &Demand,
     ) -> Result<(Submitted, Option<Shadows>), Refusal> {
         loop {
             let (queue, shadows) =
                 self.destination(partitions).inspect_err(|refusal| self.count_refused(refusal, demand))?;
-            let Some(queue) = queue else {
-                return Ok((Submitted::Granted(Permit::free(demand.cost)), shadows));
-            };
-            if let Some(permit) = queue.take_prefetched(demand) {
+            let shadows = shadows.map(|shadows| {
+                let costs = self.costs(&demand.costs, |active| active.is_shadow());
+                shadows.taking(costs)
+            });
+            let Some(queue) = queue else { return Ok((Submitted::Granted(Permit::free()), shadows)) };
+            let costs = self.costs(&demand.costs, |active| !active.is_shadow());
+            let of_queue = Demand { costs, ..demand.clone() };
+            if let Some(permit) = queue.take_prefetched(&of_queue) {
                 return Ok((Submitted::Granted(permit), shadows));
             }
-            if let Some(answered) = queue.submit(demand)? {
+            if let Some(answered) = queue.submit(of_queue)? {
                 return Ok((Submitted::Asked(answered), shadows));
             }
             // The queue has ended meanwhile.
@@ -221,6 +238,14 @@ impl LimiterSet {
         Ok((queue, shadows))
     }
 
+    /// Returns what a request takes of some of the limiters, in the order of their names, from what it takes in the order in which the route
+    /// names them.
+    fn costs(&self, costs: &Costs, is_one: impl Fn(&ActiveLimiter) -> bool) -> Costs {
+        let Costs::Each(_) = costs else { return costs.clone() };
+        let some = self.inner.limiters.iter().filter(|(active, _)| is_one(active));
+        Costs::each(some.map(|(_, place)| costs.at(*place))).unwrap_or(Costs::Same(costs.largest()))
+    }
+
     fn instances(&self, partitions: &[Option<Partition>]) -> impl Iterator<Item = LimiterInstance> {
         self.inner.limiters.iter().map(|(active, place)| {
             // Requests without a value share one partition.
@@ -229,10 +254,10 @@ impl LimiterSet {
         })
     }
 
-    fn count_refused(&self, refusal: &Refusal, demand: Demand) {
-        let mut limiters = self.inner.limiters.iter().map(|(active, _)| active);
-        if let Some(active) = limiters.find(|active| active.name == *refusal.limiter()) {
-            active.count_refused(demand.flow, demand.cost.get());
+    fn count_refused(&self, refusal: &Refusal, demand: &Demand) {
+        let mut limiters = self.inner.limiters.iter();
+        if let Some((active, place)) = limiters.find(|(active, _)| active.name == *refusal.limiter()) {
+            active.count_refused(demand.flow, demand.costs.at(*place));
         }
     }
 

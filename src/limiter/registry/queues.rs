@@ -145,7 +145,7 @@ impl Queues {
     /// Looks at the flows that wait for each limiter whose callers share it. One may come several times.
     pub(in crate::limiter) fn each_flow(&self, mut look: impl FnMut(&ActiveLimiter, &FlowWaiting)) {
         self.each(|queue| {
-            let sharer = queue.instances.iter().find(|it| it.active.limiter().share.is_some());
+            let sharer = queue.instances.iter().find(|it| it.active.limiter().share().is_some());
             if let Some(sharer) = sharer {
                 queue.waiting.each_flow(|waiting| look(&sharer.active, waiting));
             }
@@ -269,7 +269,7 @@ impl ShadowQueues for Queues {
         loop {
             match self.find(slice::from_ref(instance)) {
                 // A queue that has ended is looked for again; a refusal has been counted.
-                Ok(queue) if matches!(queue.push(demand, Asker::Shadow), Ok(false)) => {}
+                Ok(queue) if matches!(queue.push(demand.clone(), Asker::Shadow), Ok(false)) => {}
                 // weir is shutting down: it would not have been refused.
                 Ok(_) | Err(Refusal::Closed { .. }) => return,
                 Err(_) => {

@@ -25,7 +25,7 @@ pub(super) fn series(limiter: &Limiter) -> LimiterSeries {
 
 /// Returns the classes of a limiter's callers; one without a name where they share nothing.
 fn classes(limiter: &Limiter) -> Vec<ClassSeries> {
-    let Some(share) = &limiter.share else {
+    let Some(share) = limiter.share() else {
         let queue_capacity = limiter.queue.as_ref().map_or(0, |queue| queue.max_waiting);
         return vec![ClassSeries { name: "".into(), queue_capacity }];
     };

@@ -85,7 +85,7 @@ impl Shares {
     pub(super) fn by_class(&self, active: &ActiveLimiter) -> Vec<u64> {
         let limiter = active.limiter();
         let all = u64::from(active.counts.waiting());
-        let Some(share) = &limiter.share else { return vec![all] };
+        let Some(share) = limiter.share() else { return vec![all] };
         let mut waiting = vec![0; share.classes.len()];
         for (flow, standing) in self.of(active) {
             waiting[share.member(flow).class] += standing.waiting;
@@ -100,7 +100,7 @@ impl Shares {
     /// Returns how the callers of a limiter share it; `None` if they do not.
     pub(super) fn status(&self, active: &ActiveLimiter) -> Option<ShareStatus> {
         let (limiter, metrics, now) = (active.limiter(), active.metrics(), active.session.moment());
-        let share = limiter.share.as_ref()?;
+        let share = limiter.share()?;
         let mut flows: Vec<FlowStatus> =
             self.of(active).map(|(flow, standing)| flow_status(share, flow, standing, now)).collect();
         flows.sort_by_key(|flow| (std::cmp::Reverse(flow.longest_wait), flow.flow));

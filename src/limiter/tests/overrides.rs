@@ -54,7 +54,7 @@ async fn a_cost_is_measured_by_the_limits_of_its_partition() {
     let fleet = fleet(&[keyed(0, &[(1, 5)])], Duration::ZERO, SECOND);
     let set = limiter_set(&fleet.limiters, &["keyed"]);
     let demand = Demand::of(Permits::new(4).unwrap());
-    assert!(set.enter(&[of(1)], demand).await.is_ok());
+    assert!(set.enter(&[of(1)], demand.clone()).await.is_ok());
     let Err(Refusal::CostExceedsLimit { cost_max, .. }) = set.enter(&[of(2)], demand).await else { panic!() };
     assert_eq!(cost_max.get(), 2);
 }

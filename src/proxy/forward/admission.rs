@@ -35,9 +35,9 @@ pub(crate) async fn admit(
     record: &mut Record,
 ) -> Result<(Option<Permit>, Ready), ProxyError> {
     connect::arrives(plan)?;
-    record.asks(demand.cost.get());
+    record.asks(demand.costs.clone());
     let Some(limiter_set) = &plan.route.limiter_set else { return Ok((None, Ready::default())) };
-    let entered = traced(record, Part::Reserve, limiter_set.enter(&plan.partitions, *demand)).await;
+    let entered = traced(record, Part::Reserve, limiter_set.enter(&plan.partitions, demand.clone())).await;
     match entered.map_err(|refusal| refused(plan, limiter_set, refusal))? {
         Entered::Granted(permit) => Ok((Some(permit), Ready::default())),
         Entered::Waiting(ticket) => {

@@ -14,7 +14,7 @@ use super::rejection::{self, Asked, BodyRules};
 use super::settling::Settling;
 use crate::limiter::{QuotaLeft, Receipt, UpstreamSignal, Window};
 use crate::proxy::messages::quota::{Quota, QuotaWindow};
-use crate::proxy::messages::{coding, response, settle};
+use crate::proxy::messages::{coding, response};
 use crate::proxy::route::table::Route;
 
 /// What a response leaves to be done until it goes to the client.
@@ -76,11 +76,8 @@ fn report(
         limiter_set.report_upstream(&plan.partitions, &receipt, signal);
         undecided = (!by_body.is_empty()).then_some((by_body, quota.wait, is_rejection));
     }
-    if let Some(settle) = &rule.settle {
-        match settle::cost_settled(status, headers, settle) {
-            Some(cost) => limiter_set.settle(&plan.partitions, &receipt, cost),
-            None => feedback.settling = Settling::of(plan, headers, &receipt, settle),
-        }
+    if rule.settles().next().is_some() {
+        feedback.settling = Settling::of(plan, response, &receipt);
     }
     let Some((by_body, wait, is_rejection)) = undecided else { return };
     feedback.body_rules = Some(Box::new(BodyRules {

@@ -361,7 +361,7 @@ async fn attempts(
     {
         // Nobody reads the body: what it would decide is decided without it, so that the next attempt waits for the pause.
         outgoing.feedback = Feedback::default();
-        let demand = Demand { wait_max: Some(retries.wait()), ..plan.demand };
+        let demand = Demand { wait_max: Some(retries.wait()), ..plan.demand.clone() };
         record.count_permits();
         match admit(plan, client, &mut outgoing.head, &demand, record).await {
             Ok((permit, ready)) => (outgoing.permit, outgoing.ready) = (permit, ready),

@@ -104,8 +104,8 @@ impl Plan {
         let wait_max = patience.as_ref().map(|patience| patience.wait(answer_time));
         let body = body.up_to(route.rule.body_bytes_max);
         let facts = Facts { headers: read, uri, host, address, client: caller.name.as_deref(), body };
-        let cost = request_head::cost(read, body, &route.rule.cost)?;
-        let demand = Demand { cost, wait_max, flow: facts.flow(&route.rule.flow)? };
+        let costs = request_head::costs(read, body, &route.rule)?;
+        let demand = Demand { costs, wait_max, flow: facts.flow(&route.rule.flow)? };
         notes.keys(facts, &route.rule);
         let partitions = facts.partitions(&route.rule.limiters)?;
         // HTTP/2 cannot switch protocols, so the request goes on without the wish, as RFC 9110 (7.8) allows.

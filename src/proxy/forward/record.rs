@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::plan::Notes;
 use crate::config::model::{Errors, Route as Rule};
-use crate::limiter::{LimiterName, Permit, Provenance};
+use crate::limiter::{LimiterName, Permit, Provenance, model::Costs};
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
 use crate::proxy::messages::response::{self, CLIENT_LEFT, Refused};
@@ -43,14 +43,13 @@ pub(crate) struct Record {
 }
 
 /// The permits of a request that are not counted yet.
-#[derive(Clone, Copy)]
 enum Permits {
     /// None: it has asked for none, or they are counted.
     Counted,
     /// So many are asked for, or held.
-    Asked(u64),
+    Asked(Costs),
     /// So many are with a request on its way upstream.
-    Sent(u64, Provenance),
+    Sent(Costs, Provenance),
 }
 
 /// The end of a request. Until something else is known, the client has left: a dropped future cannot report that itself.
@@ -162,28 +161,29 @@ impl Record {
     }
 
     /// Notes that the request asks for permits. Those are counted once, when it is known what becomes of them.
-    pub(crate) fn asks(&mut self, cost: u64) {
-        self.permits = Permits::Asked(cost);
+    pub(crate) fn asks(&mut self, costs: Costs) {
+        self.permits = Permits::Asked(costs);
     }
 
     /// Notes that the request is on its way upstream with its permits.
     pub(crate) fn is_sent(&mut self, permit: Option<&Permit>) {
-        if let Permits::Asked(cost) = self.permits {
-            self.permits = Permits::Sent(cost, permit.map_or(Provenance::Store, Permit::provenance));
+        if let Permits::Asked(costs) = &self.permits {
+            let by = permit.map_or(Provenance::Store, Permit::provenance);
+            self.permits = Permits::Sent(costs.clone(), by);
         }
     }
 
     /// Notes that nothing of the request was sent after all.
     pub(crate) fn is_unsent(&mut self) {
-        if let Permits::Sent(cost, _) = self.permits {
-            self.permits = Permits::Asked(cost);
+        if let Permits::Sent(costs, _) = &self.permits {
+            self.permits = Permits::Asked(costs.clone());
         }
     }
 
     /// Counts the permits that a limiter refused.
     pub(crate) fn permits_refused(&mut self, limiter: &LimiterName) {
-        if let Permits::Asked(cost) = std::mem::replace(&mut self.permits, Permits::Counted) {
-            self.counts().refused(cost, limiter);
+        if let Permits::Asked(costs) = std::mem::replace(&mut self.permits, Permits::Counted) {
+            self.counts().refused(&costs, limiter);
         }
     }
 
@@ -192,8 +192,8 @@ impl Record {
         let has_waited = !self.wait.total.is_zero();
         match std::mem::replace(&mut self.permits, Permits::Counted) {
             Permits::Counted => {}
-            Permits::Asked(cost) => self.counts().cancelled(cost),
-            Permits::Sent(cost, by) => self.counts().granted(cost, by, has_waited),
+            Permits::Asked(costs) => self.counts().cancelled(&costs),
+            Permits::Sent(costs, by) => self.counts().granted(&costs, by, has_waited),
         }
     }
 

@@ -86,7 +86,7 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
                 record.count_permits();
                 record.came_back(Err(&ProxyError::UpstreamProtocol(error)));
                 let wait_max = Some(plan.wait_left(record.wait.total));
-                let demand = Demand { wait_max, ..plan.demand };
+                let demand = Demand { wait_max, ..plan.demand.clone() };
                 (outgoing.permit, _) =
                     Box::pin(admit(plan, client, &mut outgoing.head, &demand, record)).await?;
             }

@@ -1,60 +1,101 @@
-//! Settles the cost of a request by a number in the body of its response, which goes on to the client meanwhile.
+//! Settles what a request has cost by its response: by the head at once, else by numbers in the body, which goes on to the client meanwhile.
 //!
 //! Decides nothing about limits.
 
 use std::sync::Arc;
 
-use http::HeaderMap;
+use http::Response;
 
 use super::plan::Plan;
 use crate::config::model::Settle;
-use crate::limiter::model::{Permits, RATE_MAX};
+use crate::limiter::model::RATE_MAX;
 use crate::limiter::{Partition, Receipt};
 use crate::proxy::messages::body_numbers::BodyNumbers;
+use crate::proxy::messages::settle;
 use crate::proxy::route::table::Route;
 
-/// A cost that the body of a response settles.
+/// Costs that the body of a response settles.
 pub(crate) struct Settling {
-    numbers: BodyNumbers,
+    /// For each of the route's limiters, or for all of them at once, what settles its cost.
+    parts: Vec<Part>,
     route: Arc<Route>,
     partitions: Vec<Option<Partition>>,
     receipt: Receipt,
-    /// What the request has taken.
-    taken: Permits,
+}
+
+/// What settles a cost.
+enum Part {
+    /// Nothing: it stays as it is.
+    Nothing,
+    /// The head of the response has told it.
+    Told(u64),
+    /// Its body may tell it.
+    Body(Box<BodyNumbers>),
+}
+
+impl Part {
+    fn of<B>(settle: Option<&Settle>, response: &Response<B>) -> Part {
+        let (status, headers) = (response.status(), response.headers());
+        let Some(settle) = settle else { return Part::Nothing };
+        if let Some(cost) = settle::cost_settled(status, headers, settle) {
+            return Part::Told(cost);
+        }
+        let is_read = !settle.json.is_empty();
+        let numbers = is_read.then(|| BodyNumbers::of(headers, &settle.json, RATE_MAX.into())).flatten();
+        numbers.map_or(Part::Nothing, |numbers| Part::Body(Box::new(numbers)))
+    }
+
+    /// Returns the true cost, as far as it is known, of a request that has taken so much. Of a body that has broken off nobody knows what
+    /// was still to come, so nothing is given back.
+    fn cost(&self, taken: u64, is_whole: bool) -> u64 {
+        match self {
+            Part::Nothing => taken,
+            Part::Told(cost) => *cost,
+            Part::Body(numbers) => match numbers.largest() {
+                Some(cost) if is_whole || cost > taken => cost,
+                _ => taken,
+            },
+        }
+    }
 }
 
 impl Settling {
-    /// Begins to look for the cost in a body with these headers; `None` if no body can tell it.
-    pub(crate) fn of(
-        plan: &Plan,
-        headers: &HeaderMap,
-        receipt: &Receipt,
-        settle: &Settle,
-    ) -> Option<Box<Settling>> {
-        if settle.json.is_empty() {
-            return None;
-        }
-        Some(Box::new(Settling {
-            numbers: BodyNumbers::of(headers, &settle.json, RATE_MAX.into())?,
+    /// Settles what the head of a response tells, if no body can tell more; else begins to look into the body.
+    pub(crate) fn of<B>(plan: &Plan, response: &Response<B>, receipt: &Receipt) -> Option<Box<Settling>> {
+        let rule = &plan.route.rule;
+        let parts: Vec<Part> = if rule.charges.is_empty() {
+            vec![Part::of(rule.settle.as_ref(), response)]
+        } else {
+            rule.charges.iter().map(|charge| Part::of(charge.settle.as_ref(), response)).collect()
+        };
+        let settling = Settling {
+            parts,
             route: Arc::clone(&plan.route),
             partitions: plan.partitions.clone(),
             receipt: receipt.clone(),
-            taken: plan.demand.cost,
-        }))
+        };
+        if settling.parts.iter().any(|part| matches!(part, Part::Body(_))) {
+            return Some(Box::new(settling));
+        }
+        settling.end(true);
+        None
     }
 
     /// Looks at a further piece of the body.
     pub(crate) fn see(&mut self, piece: &[u8]) {
-        self.numbers.see(piece);
+        for part in &mut self.parts {
+            if let Part::Body(numbers) = part {
+                numbers.see(piece);
+            }
+        }
     }
 
-    /// Settles the cost at the end of the body. Of one that breaks off nobody knows what was still to come, so nothing is given back.
+    /// Settles the costs at the end of the body.
     pub(crate) fn end(&self, is_whole: bool) {
-        let (Some(cost), Some(limiter_set)) = (self.numbers.largest(), &self.route.limiter_set) else {
-            return;
-        };
-        if is_whole || cost > self.taken.get() {
-            limiter_set.settle(&self.partitions, &self.receipt, cost);
-        }
+        let Some(limiter_set) = &self.route.limiter_set else { return };
+        let part = |place: usize| self.parts.get(place).or_else(|| self.parts.first());
+        limiter_set.settle(&self.partitions, &self.receipt, |place, taken| {
+            part(place).map_or(taken, |part| part.cost(taken, is_whole))
+        });
     }
 }

@@ -12,9 +12,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 use super::body_facts::Body;
 use super::end_to_end::{EndToEnd, contradicts_length, elements};
 use super::header_flags::HeaderFlags;
-use crate::config::model::Cost;
+use crate::config::model::{Cost, Route};
 use crate::config::units;
-use crate::limiter::model::Permits;
+use crate::limiter::model::{Costs, Permits};
 use crate::proxy::error::ProxyError;
 
 /// The name of weir in `Via`. All replicas share it, because a loop through a load balancer seldom returns to the same
@@ -128,7 +128,17 @@ fn normalize_host(authority_host: &str) -> Cow<'_, str> {
     Cow::Borrowed(host)
 }
 
-/// Returns the cost of a request by the route's rule.
+/// Returns what a request takes of each of a route's limiters, in their order.
+pub(crate) fn costs(headers: &EndToEnd<'_>, body: Body<'_>, rule: &Route) -> Result<Costs, ProxyError> {
+    if rule.charges.is_empty() {
+        return Ok(cost(headers, body, &rule.cost)?.into());
+    }
+    let costs = rule.charges.iter().map(|charge| cost(headers, body, &charge.cost).map(Permits::get));
+    let costs = costs.collect::<Result<Vec<_>, _>>()?;
+    Ok(Costs::each(costs).unwrap_or(Permits::ONE.into()))
+}
+
+/// Returns the cost of a request by a rule.
 pub(crate) fn cost(headers: &EndToEnd<'_>, body: Body<'_>, rule: &Cost) -> Result<Permits, ProxyError> {
     let (named, name, default, max): (_, &dyn Display, _, _) = match rule {
         Cost::Fixed(cost) => return Ok(*cost),

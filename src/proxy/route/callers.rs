@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::config::model::Config;
+use crate::limiter::model::Costs;
 use crate::limiter::{LimiterName, Provenance};
 use crate::telemetry::{ClientPermit, ClientPermits, ClientRequests, Metrics, Outcome, RouteMetrics};
 use crate::usage::{By, Cell, Counts, Usage};
@@ -42,7 +43,8 @@ pub(crate) struct Callers {
     clients: Arc<Clients>,
     metrics: RouteMetrics,
     route: Arc<str>,
-    limiters: Vec<LimiterName>,
+    /// Each with its place among the route's.
+    limiters: Vec<(LimiterName, usize)>,
     unnamed: OnceLock<CallerCounts>,
     named: HashMap<Arc<str>, OnceLock<CallerCounts>>,
 }
@@ -58,6 +60,8 @@ pub(crate) struct CallerCounts {
 /// The counts of one client of one limiter.
 struct LimiterCounts {
     limiter: LimiterName,
+    /// Its place among the route's.
+    place: usize,
     permits: ClientPermits,
     cell: Arc<Cell>,
 }
@@ -71,9 +75,9 @@ impl Callers {
         limiters: &[LimiterName],
     ) -> Callers {
         let named = clients.names.iter().map(|name| (Arc::clone(name), OnceLock::new())).collect();
-        let mut limiters = limiters.to_vec();
+        let mut limiters: Vec<_> = limiters.iter().cloned().zip(0..).collect();
         limiters.sort_unstable();
-        limiters.dedup();
+        limiters.dedup_by(|(later, _), (first, _)| later == first);
         Callers { clients, metrics: metrics.clone(), route, limiters, unnamed: OnceLock::new(), named }
     }
 
@@ -108,8 +112,9 @@ impl Callers {
 
     fn create(&self, client: &Arc<str>) -> CallerCounts {
         let Clients { metrics, usage, .. } = &*self.clients;
-        let limiter = |limiter: &LimiterName| LimiterCounts {
+        let limiter = |(limiter, place): &(LimiterName, usize)| LimiterCounts {
             limiter: limiter.clone(),
+            place: *place,
             permits: metrics.client_permits(client, limiter.as_str()),
             cell: usage.cell(By::Limiter, &limiter.as_str().into()),
         };
@@ -129,37 +134,45 @@ impl CallerCounts {
     }
 
     /// Counts the permits of a request that went upstream.
-    pub(crate) fn granted(&self, cost: u64, by: Provenance, has_waited: bool) {
+    pub(crate) fn granted(&self, costs: &Costs, by: Provenance, has_waited: bool) {
         let result = match by {
             Provenance::Store => ClientPermit::Granted,
             Provenance::Share => ClientPermit::Local,
             Provenance::Unlimited => ClientPermit::Allowed,
         };
-        let waited = if has_waited { cost } else { 0 };
-        self.add(Counts { granted: cost, waited, ..Counts::default() });
-        self.limiters.iter().for_each(|counts| counts.permits.add(result, cost));
+        let counts =
+            |cost| Counts { granted: cost, waited: if has_waited { cost } else { 0 }, ..Counts::default() };
+        self.add(costs, counts, result);
     }
 
     /// Counts the permits of a request that ended before it was sent.
-    pub(crate) fn cancelled(&self, cost: u64) {
-        self.add(Counts { cancelled: cost, ..Counts::default() });
-        self.limiters.iter().for_each(|counts| counts.permits.add(ClientPermit::Cancelled, cost));
+    pub(crate) fn cancelled(&self, costs: &Costs) {
+        let counts = |cost| Counts { cancelled: cost, ..Counts::default() };
+        self.add(costs, counts, ClientPermit::Cancelled);
     }
 
     /// Counts the permits that a limiter refused.
-    pub(crate) fn refused(&self, cost: u64, limiter: &LimiterName) {
-        let refused = Counts { refused: cost, ..Counts::default() };
-        self.client.add(refused);
-        self.route.iter().for_each(|cell| cell.add(refused));
+    pub(crate) fn refused(&self, costs: &Costs, limiter: &LimiterName) {
+        let refused = |cost| Counts { refused: cost, ..Counts::default() };
+        let largest = refused(costs.largest().get());
+        self.client.add(largest);
+        self.route.iter().for_each(|cell| cell.add(largest));
         for counts in self.limiters.iter().filter(|counts| counts.limiter == *limiter) {
-            counts.cell.add(refused);
+            let cost = costs.at(counts.place);
+            counts.cell.add(refused(cost));
             counts.permits.add(ClientPermit::Refused, cost);
         }
     }
 
-    fn add(&self, counts: Counts) {
-        self.client.add(counts);
-        self.route.iter().for_each(|cell| cell.add(counts));
-        self.limiters.iter().for_each(|limiter| limiter.cell.add(counts));
+    /// Counts what was taken of each limiter; of the client and the route the most of any.
+    fn add(&self, costs: &Costs, counts: impl Fn(u64) -> Counts, result: ClientPermit) {
+        let largest = counts(costs.largest().get());
+        self.client.add(largest);
+        self.route.iter().for_each(|cell| cell.add(largest));
+        for limiter in &self.limiters {
+            let cost = costs.at(limiter.place);
+            limiter.cell.add(counts(cost));
+            limiter.permits.add(result, cost);
+        }
     }
 }

@@ -54,23 +54,27 @@ pub(crate) fn no_trailers(rule: &Rule) -> Arc<[HeaderName]> {
         KeyPart::Header(name) => Some(name),
         _ => None,
     });
-    let cost = match &rule.cost {
+    let costs = rule.costs().filter_map(|cost| match cost {
         Cost::Header { name, .. } => Some(name),
         Cost::Fixed(_) | Cost::Json { .. } => None,
-    };
+    });
     let pairs = rule.matches.headers.iter().chain(&rule.set_headers).map(|(name, _)| name);
-    keys.chain(cost).chain(pairs).chain(&rule.remove_headers).cloned().collect()
+    keys.chain(costs).chain(pairs).chain(&rule.remove_headers).cloned().collect()
 }
 
 /// Returns the places in bodies that the routes name, each once.
 fn json_paths(routes: &[Arc<Route>]) -> Arc<[JsonPath]> {
     let mut paths: Vec<JsonPath> = Vec::new();
-    for Rule { matches, limiters, flow, cost, .. } in routes.iter().map(|route| &route.rule) {
+    for rule in routes.iter().map(|route| &route.rule) {
+        let Rule { matches, limiters, flow, .. } = rule;
         let conditions = matches.json.iter().flat_map(|json| &json.values).map(|(path, _)| path);
         let keys = limiters.iter().flat_map(|(_, key)| key.iter());
         let parts = keys.chain(flow.iter()).filter_map(KeyPart::json_path);
-        let cost = if let Cost::Json { path, .. } = cost { Some(path) } else { None };
-        for path in conditions.chain(parts).chain(cost) {
+        let costs = rule.costs().filter_map(|cost| match cost {
+            Cost::Json { path, .. } => Some(path),
+            Cost::Fixed(_) | Cost::Header { .. } => None,
+        });
+        for path in conditions.chain(parts).chain(costs) {
             if !paths.contains(path) {
                 paths.push(path.clone());
             }

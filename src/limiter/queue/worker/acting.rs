@@ -6,7 +6,7 @@ use tracing::{debug, info};
 use super::core::events::{Action, Around, Back, Event};
 use super::requests::Receiver;
 use super::state::Worker;
-use crate::limiter::model::{Flow, Permits, Refusal};
+use crate::limiter::model::{Costs, Flow, Refusal};
 use crate::limiter::queue::permit::{OriginQueue, Permit};
 use crate::limiter::queue::prefetch::PrefetchSnapshot;
 use crate::limiter::queue::request::{Asker, Holder, RequestId};
@@ -26,13 +26,15 @@ impl Worker {
                 Action::BookLocally(call) => self.book_locally(*call),
                 Action::BeginOutage => self.begin_outage(),
                 Action::Abandon => self.calling.abandon(),
-                Action::ReturnLocally(holdings) => self.return_locally(holdings),
-                Action::AllowUnlimited(permits) => self.record_unlimited(permits),
-                Action::Grant(request, slot, cost, holder) => self.grant(request, slot, cost, holder, around),
-                Action::Charge(source, cost) => self.queue.count_used(source, Flow::default(), cost),
+                Action::ReturnLocally(unused) => self.return_locally(&unused),
+                Action::AllowUnlimited(permits) => self.record_unlimited(&permits),
+                Action::Grant(request, slot, costs, holder) => {
+                    self.grant(request, slot, costs, holder, around);
+                }
+                Action::Charge(source, cost) => self.queue.count_used(source, Flow::default(), &cost.into()),
                 Action::Wait(request, place) => self.wait(request, place),
                 Action::Approach(request) => self.approach(request),
-                Action::Refuse(asker, cost, refusal) => self.refuse(asker, cost, refusal),
+                Action::Refuse(asker, costs, refusal) => self.refuse(asker, &costs, refusal),
                 Action::Offer(batch, low) => self.queue.add_prefetched(*batch, low),
                 Action::Withdraw => {
                     let stale = self.queue.clear_prefetched().into_iter().collect();
@@ -41,8 +43,8 @@ impl Worker {
                 }
                 Action::Cache(cache) => self.queue.set_refusal_cache(cache),
                 Action::CountRefused(count) => self.queue.count_refused_by_store(count, around.now),
-                Action::CountCancelled(cost, flow, count) => {
-                    (0..count).for_each(|_| self.queue.count_cancelled(flow, cost));
+                Action::CountCancelled(costs, flow, count) => {
+                    (0..count).for_each(|_| self.queue.count_cancelled(flow, &costs));
                 }
                 Action::CountLate(late) => self.queue.count_late(late),
                 Action::LogMoved(slots) => self.log_moved(slots),
@@ -70,13 +72,13 @@ impl Worker {
     }
 
     /// Gives a request its permit. If it has left, the next one gets the slot.
-    fn grant(&mut self, request: RequestId, slot: Slot, cost: Permits, holder: Holder, around: &Around) {
+    fn grant(&mut self, request: RequestId, slot: Slot, costs: Costs, holder: Holder, around: &Around) {
         let receiver = self.requests.take(request);
         if receiver.as_ref().is_some_and(Receiver::has_left) {
-            self.queue.count_cancelled(holder.flow, cost);
+            self.queue.count_cancelled(holder.flow, &costs);
         }
         let Some(receiver) = receiver.filter(|receiver| !receiver.has_left()) else {
-            return self.events.push(Event::Returned(slot, cost, Back::Unused(holder.flow)));
+            return self.events.push(Event::Returned(slot, costs, Back::Unused(holder.flow)));
         };
         let waited = match receiver {
             Receiver::Asking(_) => Duration::ZERO,
@@ -84,7 +86,7 @@ impl Worker {
         };
         self.queue.count_waited(holder.flow, waited);
         let clock = around.clock_of(slot.source);
-        receiver.grant(Permit::new(self.queue.clone(), slot, clock, cost, (holder, waited)).in_flight());
+        receiver.grant(Permit::new(self.queue.clone(), slot, clock, costs, (holder, waited)).in_flight());
     }
 
     /// Gives a request a ticket, with its place in the fleet's queue, if that is known.
@@ -109,13 +111,13 @@ impl Worker {
         }
     }
 
-    fn refuse(&mut self, asker: Asker, cost: Permits, refusal: Refusal) {
+    fn refuse(&mut self, asker: Asker, costs: &Costs, refusal: Refusal) {
         let request = match asker {
             Asker::Request(request) => self.requests.take_of(request),
             Asker::Shadow | Asker::Refused => None,
         };
         let flow = request.as_ref().map_or(Flow::default(), |(flow, _)| *flow);
-        self.queue.count_refused(&refusal, (flow, cost), asker == Asker::Shadow);
+        self.queue.count_refused(&refusal, (flow, costs), asker == Asker::Shadow);
         if let Some((_, receiver)) = request {
             receiver.refuse(refusal);
         }

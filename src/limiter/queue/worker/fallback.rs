@@ -1,5 +1,7 @@
 //! Serves from this replica's own memory while the store is away.
 
+use std::slice;
+
 use super::core::events::{Event, LocalAnswer};
 use super::state::{FleetUsage, Worker};
 use crate::clock::{Micros, Moment};
@@ -7,7 +9,7 @@ use crate::limiter::arithmetic::algorithm::fixed_window::CLOCKS_APART;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::share::Share;
-use crate::limiter::model::{Answer, Call, Holding, OnStoreFailure, Outcome, RetryDelay, Run};
+use crate::limiter::model::{Answer, Call, Costs, Holding, OnStoreFailure, Outcome, RetryDelay, Run};
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::grants::{booked, granted_of};
 use crate::limiter::recovery::offline_grants::OwnPart;
@@ -115,43 +117,64 @@ impl Worker {
     /// Books in this replica's own memory. A cost above its share is not asked for.
     pub(super) fn book_locally(&mut self, mut call: Call) {
         let refs = self.local_refs();
-        let capacities = refs.iter().flatten().flat_map(|one| one.rules.iter().map(Rule::capacity));
+        let capacity = |one: &LimiterRef| one.rules.iter().map(Rule::capacity).min().unwrap_or(u64::MAX);
         // A replica without a share grants nothing.
-        let cost_max = if refs.is_none() { 0 } else { capacities.min().unwrap_or(u64::MAX) };
+        let costs_max: Vec<u64> = match &refs {
+            Some(refs) => refs.iter().map(capacity).collect(),
+            None => vec![0; self.queue.with_policy(OnStoreFailure::Local).count()],
+        };
+        let cost_max = costs_max.iter().copied().min().unwrap_or(u64::MAX);
         let fits = |run: &Run| run.cost <= cost_max;
         call.replaced = call.runs.iter().take(call.replaced).filter(|run| fits(run)).count();
         call.runs.retain(fits);
         for want in call.line.iter_mut().flat_map(|line| &mut line.wants) {
-            if want.costs.iter().any(|cost| *cost > cost_max) || cost_max == 0 {
+            if cost_max == 0 || want.costs.iter().zip(&costs_max).any(|(cost, max)| cost > max) {
                 want.waiting.clear();
             }
         }
         let parts = self.own_parts();
         let answer = self.ask_fallback(call.clone(), &refs.unwrap_or_default());
-        let granted: Vec<_> = granted_of(&call, &answer, 0).collect();
-        self.session.ledger().record_offline(answer.now, &parts, &granted);
-        self.events.push(Event::AnsweredLocally(Box::new(LocalAnswer { answer, cost_max })));
+        // Limiters that are not kept are beside those that are only where all have the same costs.
+        for (place, part) in parts.iter().enumerate() {
+            let granted: Vec<_> =
+                granted_of(&call, &answer, place.min(costs_max.len().saturating_sub(1))).collect();
+            self.session.ledger().record_offline(answer.now, slice::from_ref(part), &granted);
+        }
+        self.events.push(Event::AnsweredLocally(Box::new(LocalAnswer { answer, costs_max })));
     }
 
     /// Gives slots back to this replica's own memory.
-    pub(super) fn return_locally(&mut self, give_back: Vec<Holding>) {
-        self.session.ledger().remove_offline(&self.calling.limiter_refs, &give_back);
-        let refs = self.local_refs().unwrap_or_default();
-        self.ask_fallback(Call { give_back, ..Call::default() }, &refs);
+    pub(super) fn return_locally(&mut self, unused: &[(Micros, Costs)]) {
+        let at_place = |place: usize| -> Vec<Holding> {
+            let holdings =
+                unused.iter().map(|(slot, costs)| Holding { slot: *slot, cost: costs.at(place), count: 1 });
+            holdings.filter(|holding| holding.cost > 0).collect()
+        };
+        let kept: Vec<usize> = self.queue.with_policy(OnStoreFailure::Local).collect();
+        for (place, limiter_ref) in
+            self.calling.limiter_refs.iter().take(self.queue.instances.len()).enumerate()
+        {
+            self.session.ledger().remove_offline(slice::from_ref(limiter_ref), &at_place(place));
+        }
+        for (place, own) in kept.into_iter().zip(self.local_refs().unwrap_or_default()) {
+            let call = Call { give_back: at_place(place), ..Call::default() };
+            self.ask_fallback(call, slice::from_ref(&own));
+        }
     }
 
     /// Records permits that are let through without a limit, as many as the limits would grant: the upstream has no more to give,
     /// and a limit that is overdrawn would stay closed long after the outage.
-    pub(super) fn record_unlimited(&self, permits: u64) {
+    pub(super) fn record_unlimited(&self, permits: &[u64]) {
         let Fallback { store, replica, .. } = &*self.fallback;
-        let refs = &self.calling.limiter_refs[..self.queue.instances.len()];
-        let parts = self.own_parts();
-        let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: permits }];
-        let generations = vec![0; refs.len()];
-        let call = Call { replica: *replica, generations, runs, prefetched: 1, ..Call::default() };
-        let answer = store.reserve_now(refs, &call);
-        let granted: Vec<_> = booked(&call, &answer).collect();
-        self.session.ledger().record_offline(answer.now, &parts, &granted);
+        let limiters = self.calling.limiter_refs.iter().zip(self.own_parts()).zip(permits);
+        for ((limiter_ref, part), permits) in limiters.filter(|(_, permits)| **permits > 0) {
+            let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: *permits }];
+            let call =
+                Call { replica: *replica, generations: vec![0], runs, prefetched: 1, ..Call::default() };
+            let answer = store.reserve_now(slice::from_ref(limiter_ref), &call);
+            let granted: Vec<_> = booked(&call, &answer).collect();
+            self.session.ledger().record_offline(answer.now, slice::from_ref(&part), &granted);
+        }
     }
 
     /// Returns this replica's share while the store is away. It is the same to all its workers for a whole outage.

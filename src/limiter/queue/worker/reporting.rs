@@ -49,8 +49,8 @@ impl Worker {
                 replica,
                 known_epoch,
                 pause: pending.pause(&limiter, now, jitter),
-                refused: pending.refused(&limiter),
-                cost: pending.cost,
+                refused: pending.refused(place, &limiter),
+                cost: pending.charged(place),
                 remaining: pending.remaining(&limiter),
             };
             let is_nothing = report.pause.is_none()

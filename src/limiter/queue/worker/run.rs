@@ -168,22 +168,22 @@ impl Worker {
 impl Requests {
     /// Takes in a request, and returns the event for the core.
     fn arrived(&mut self, arrival: inbox::Arrival) -> Event {
-        let inbox::Arrival { cost, arrived, deadline, asker, flow } = arrival;
+        let inbox::Arrival { costs, arrived, deadline, asker, flow } = arrival;
         let asker = match asker {
             inbox::Asker::Request(entry) => Asker::Request(self.add(flow, Receiver::Asking(entry))),
             inbox::Asker::Shadow => Asker::Shadow,
         };
-        Event::Arrived(Arrival { asker, cost, arrived, deadline, flow })
+        Event::Arrived(Arrival { asker, costs, arrived, deadline, flow })
     }
 
     /// Takes in a permit that comes back, and returns the event for the core.
     fn returned(&mut self, returned: Returned) -> Event {
         match returned {
-            Returned::Unused { slot, cost, flow } => Event::Returned(slot, cost, Back::Unused(flow)),
-            Returned::Refund { slot, cost, flow } => Event::Returned(slot, cost, Back::Refund(flow)),
-            Returned::Exchanged(Exchange { slot, cost, holder, why, turn }) => {
+            Returned::Unused { slot, costs, flow } => Event::Returned(slot, costs, Back::Unused(flow)),
+            Returned::Refund { slot, costs, flow } => Event::Returned(slot, costs, Back::Refund(flow)),
+            Returned::Exchanged(Exchange { slot, costs, holder, why, turn }) => {
                 let request = self.add(holder.flow, Receiver::Waiting { approach: None, turn });
-                Event::Returned(slot, cost, Back::Exchanged(request, holder, why))
+                Event::Returned(slot, costs, Back::Exchanged(request, holder, why))
             }
         }
     }

@@ -94,17 +94,18 @@ impl Worker {
     /// Takes in the answer of this replica's own memory.
     pub(super) fn answered_locally(&mut self, local: &LocalAnswer, around: &Around, out: &mut Vec<Action>) {
         let Some((replace, arrivals)) = self.calls.local.take() else { return };
-        let LocalAnswer { answer, cost_max } = local;
+        let LocalAnswer { answer, costs_max } = local;
+        let cost_max = costs_max.iter().copied().min().unwrap_or(u64::MAX);
         // No replica can know whether the others leave enough for a cost above its share.
         let refusal = self.limits.store_unavailable();
         let (replace, costly): (Vec<_>, Vec<_>) =
-            replace.into_iter().partition(|(cost, _)| cost.get() <= *cost_max);
+            replace.into_iter().partition(|(cost, _)| cost.get() <= cost_max);
         for (cost, count) in costly {
             (0..count).for_each(|_| self.refuse_without_slot(cost, &refusal, out));
         }
         let (arrivals, costly): (Vec<_>, Vec<_>) =
-            arrivals.into_iter().partition(|arrival| arrival.cost.get() <= *cost_max);
-        let refused = |arrival: Arrival| Action::Refuse(arrival.asker, arrival.cost, refusal.clone());
+            arrivals.into_iter().partition(|arrival| arrival.cost().get() <= cost_max);
+        let refused = |arrival: Arrival| Action::Refuse(arrival.asker, arrival.costs, refusal.clone());
         out.extend(costly.into_iter().map(refused));
         let source = Source::Local(self.outage());
         let is_replaced = !replace.is_empty();
@@ -244,7 +245,7 @@ impl Worker {
             match outcome {
                 Outcome::Booked(at) => self.join(arrival, slot(at, outcomes.source, around), out),
                 Outcome::TooFar(away) | Outcome::Full(away) => {
-                    let cost = arrival.cost;
+                    let cost = arrival.cost();
                     if !latest.as_ref().is_some_and(|latest| latest.is_of(cost, &away, store_now)) {
                         first = preferred(first, latest);
                         let clock = around.clock_of(outcomes.source);
@@ -255,7 +256,7 @@ impl Worker {
                         latest.as_mut().map_or(away.advised, |latest| latest.advise(cost, around.now));
                     let refusal = self.limits.refusal(outcome, advised);
                     let refusal = in_pause(refusal, self.pause.now.as_ref(), arrival.deadline);
-                    out.push(Action::Refuse(arrival.asker, cost, refusal));
+                    out.push(Action::Refuse(arrival.asker, cost.into(), refusal));
                 }
             }
         }
@@ -270,7 +271,7 @@ impl Worker {
 
     /// Puts a booked request into its cost queue.
     pub(super) fn join(&mut self, arrival: Arrival, slot: Slot, out: &mut Vec<Action>) {
-        let Arrival { asker, cost, arrived, deadline, flow } = arrival;
+        let (cost, Arrival { asker, arrived, deadline, flow, .. }) = (arrival.cost(), arrival);
         match asker {
             Asker::Request(request) => {
                 let holder = Holder { arrived, deadline, late: 0, flow };

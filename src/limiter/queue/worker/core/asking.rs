@@ -331,7 +331,7 @@ impl Worker {
         let replaced = runs.len();
         let mut first_wait = Micros::ZERO;
         for arrival in arrivals {
-            let (cost, wait) = (arrival.cost.get(), arrival.deadline - now);
+            let (cost, wait) = (arrival.cost().get(), arrival.deadline - now);
             match runs[replaced..].last_mut() {
                 Some(run) if run.cost == cost && wait.0.abs_diff(first_wait.0) < RUN_SPREAD.0 => {
                     run.count += 1;
@@ -350,10 +350,10 @@ impl Worker {
     pub(super) fn give_back(&mut self, slot: Slot, cost: Permits, out: &mut Vec<Action>) {
         match slot.source {
             Source::Local(_) => {
-                let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
+                let unused = (slot.at, cost.into());
                 match out.last_mut() {
-                    Some(Action::ReturnLocally(holdings)) => holdings.push(holding),
-                    _ => out.push(Action::ReturnLocally(vec![holding])),
+                    Some(Action::ReturnLocally(all)) => all.push(unused),
+                    _ => out.push(Action::ReturnLocally(vec![unused])),
                 }
             }
             Source::Store(epoch) if epoch == self.owed.epoch => {

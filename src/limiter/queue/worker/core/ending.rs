@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::Holding;
+use crate::limiter::model::{Holding, Permits};
 use crate::limiter::queue::cost_queue::CostQueue;
 use crate::limiter::queue::prefetch::Pace;
 use crate::limiter::queue::request::{Arrival, Asker};
@@ -21,18 +21,19 @@ impl Worker {
     /// Returns everything that waits or is held. Permits that were prefetched count as used.
     pub(in crate::limiter::queue::worker) fn into_remains(self) -> Remains {
         let Worker { cost_queues, arrivals, owed, calls, .. } = self;
-        let mut remains = Remains { unused: owed.give_back.into(), ..Remains::default() };
+        let mut remains = Remains::default();
+        for (Holding { slot, cost, count }, generations) in owed.give_back {
+            remains.unused.extend(Permits::new(cost).map(|cost| (slot, cost.into(), count, generations)));
+        }
         for (cost, mut cost_queue) in cost_queues {
             for slot in cost_queue.take_stored(|_| true) {
-                let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
-                remains.unused.push((holding, owed.generations.clone()));
+                remains.unused.push((slot.at, cost.into(), 1, owed.generations.clone()));
             }
             let waiters = cost_queue.take_waiters().into_iter();
-            remains.arrivals.extend(waiters.map(|waiter| waiter.into_arrival(cost)));
+            remains.arrivals.extend(waiters.map(|waiter| waiter.into_arrival(cost.into())));
         }
         for (slot, cost) in owed.reschedule {
-            let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
-            remains.unused.push((holding, owed.reschedule_generations.clone()));
+            remains.unused.push((slot.at, cost.into(), 1, owed.reschedule_generations.clone()));
         }
         remains.arrivals.extend(calls.under_way.into_iter().flat_map(|sent| sent.arrivals));
         remains.arrivals.extend(calls.local.into_iter().flat_map(|(_, arrivals)| arrivals));
@@ -44,9 +45,16 @@ impl Worker {
 
     /// Takes over what another core leaves.
     pub(in crate::limiter::queue::worker) fn take_over(&mut self, remains: Remains) {
-        remains.arrivals.iter().for_each(|arrival| self.expect_end(arrival));
-        self.arrivals.list.extend(remains.arrivals);
-        self.owed.give_back.extend(remains.unused);
+        for mut arrival in remains.arrivals {
+            arrival.costs = self.scalar(&arrival.costs).into();
+            self.expect_end(&arrival);
+            self.arrivals.list.push_back(arrival);
+        }
+        for (slot, costs, count, generations) in remains.unused {
+            // A slot of which each limiter has another number of permits cannot be given back here: it counts as used.
+            let holding = costs.same().map(|cost| Holding { slot, cost: cost.get(), count });
+            self.owed.give_back.extend(holding.map(|holding| (holding, generations)));
+        }
     }
 
     /// Refuses all requests, and gives every slot back.
@@ -62,12 +70,14 @@ impl Worker {
         let of_call = of_call.filter(|arrival| matches!(arrival.asker, Asker::Request(_)));
         for arrival in list.iter_mut().chain(of_call) {
             let asker = std::mem::replace(&mut arrival.asker, Asker::Refused);
-            out.push(Action::Refuse(asker, arrival.cost, refusal.clone()));
+            out.push(Action::Refuse(asker, arrival.costs.clone(), refusal.clone()));
         }
         for (cost, mut cost_queue) in std::mem::take(&mut self.cost_queues) {
             let refused = cost_queue.take_waiters().into_iter();
             out.extend(
-                refused.map(|waiter| Action::Refuse(Asker::Request(waiter.request), cost, refusal.clone())),
+                refused.map(|waiter| {
+                    Action::Refuse(Asker::Request(waiter.request), cost.into(), refusal.clone())
+                }),
             );
             cost_queue.take_surplus().into_iter().for_each(|slot| self.give_back(slot, cost, out));
         }

@@ -1,7 +1,7 @@
 //! What happens to a worker, and what it wants done: plain values, which can be recorded and compared.
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Answer, Call, Flow, Freed, Generations, Holding, Permits, Refusal};
+use crate::limiter::model::{Answer, Call, Costs, Flow, Freed, Generations, Holding, Permits, Refusal};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 use crate::limiter::queue::refusal_cache::RefusalCache;
@@ -16,8 +16,8 @@ use crate::limiter::store::clock::StoreClock;
 pub(in crate::limiter) struct Remains {
     /// The requests that wait, in order.
     pub(in crate::limiter) arrivals: Vec<Arrival>,
-    /// The slots that were held, with the generations of the limiters under which they were booked.
-    pub(in crate::limiter) unused: Vec<(Holding, Generations)>,
+    /// The slots that were held, with their costs, the number of them, and the generations of the limiters under which they were booked.
+    pub(in crate::limiter) unused: Vec<(Micros, Costs, u64, Generations)>,
 }
 
 /// What surrounds a worker at an event.
@@ -59,8 +59,8 @@ pub(in crate::limiter) enum Back {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct LocalAnswer {
     pub(in crate::limiter) answer: Answer,
-    /// The largest cost that this replica's share ever holds. Nothing larger was asked for.
-    pub(in crate::limiter) cost_max: u64,
+    /// The largest cost that this replica's share of each limiter ever holds, of those that are enforced. Nothing larger was asked for.
+    pub(in crate::limiter) costs_max: Vec<u64>,
 }
 
 /// An event of a worker.
@@ -71,8 +71,8 @@ pub(in crate::limiter) enum Event {
     /// Requests that have a place in the queue ([`Action::Wait`]) have left. One without a place is not told of: its permit comes back as
     /// [`Back::Unused`], or it leaves when it gets its place.
     Left(Vec<RequestId>),
-    /// A permit of this slot and cost comes back.
-    Returned(Slot, Permits, Back),
+    /// A permit of this slot and these costs comes back.
+    Returned(Slot, Costs, Back),
     /// The store has carried out the call under way. Told after the link that the answer leads to.
     Answered {
         answer: Box<Answer>,
@@ -129,12 +129,12 @@ pub(in crate::limiter) enum Action {
     BeginOutage,
     /// Nobody waits for the call under way any more. What it books is given back.
     Abandon,
-    /// Give slots back to this replica's own memory.
-    ReturnLocally(Vec<Holding>),
-    /// Record permits that are let through without a limit.
-    AllowUnlimited(u64),
+    /// Give the permits of slots back to this replica's own memory.
+    ReturnLocally(Vec<(Micros, Costs)>),
+    /// Record the permits of each limiter that are let through without a limit.
+    AllowUnlimited(Vec<u64>),
     /// Give a request its permit.
-    Grant(RequestId, Slot, Permits, Holder),
+    Grant(RequestId, Slot, Costs, Holder),
     /// Count the permits of a limiter that only counts.
     Charge(Source, Permits),
     /// Give a request a place in the queue.
@@ -142,7 +142,7 @@ pub(in crate::limiter) enum Action {
     /// Notify a request that its slot is near.
     Approach(RequestId),
     /// Refuse an arrival, or a waiting request.
-    Refuse(Asker, Permits, Refusal),
+    Refuse(Asker, Costs, Refusal),
     /// Make prefetched permits available, and wake the worker when fewer than this are left.
     Offer(Box<Batch>, u64),
     /// Take all prefetched permits out, and tell them at once.
@@ -151,8 +151,8 @@ pub(in crate::limiter) enum Action {
     Cache(Option<Box<RefusalCache>>),
     /// Count requests that the store has refused.
     CountRefused(u64),
-    /// Count requests of this cost and flow that left while they waited.
-    CountCancelled(Permits, Flow, usize),
+    /// Count requests of these costs and this flow that left while they waited.
+    CountCancelled(Costs, Flow, usize),
     /// Record how late a slot was found.
     CountLate(Micros),
     /// Log that so many slots were moved: by a change of the limits, or one of the other causes of [`Event::Moved`].

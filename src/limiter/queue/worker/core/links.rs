@@ -148,7 +148,7 @@ impl Worker {
             for (cost, count) in replace {
                 (0..count).for_each(|_| self.refuse_without_slot(cost, &refusal, out));
             }
-            let refused = |arrival: Arrival| Action::Refuse(arrival.asker, arrival.cost, refusal.clone());
+            let refused = |arrival: Arrival| Action::Refuse(arrival.asker, arrival.costs, refusal.clone());
             out.extend(arrivals.into_iter().map(refused));
         } else if self.limits.policies.contains(&OnStoreFailure::Local) {
             let replaced = replace.iter().map(|(_, count)| *count as u64).sum::<u64>();
@@ -175,8 +175,8 @@ impl Worker {
     ) {
         let slot = Slot { at: Micros::ZERO, due: around.now, source: Source::Unlimited };
         let costs = replace.iter().map(|(cost, count)| cost.get() * *count as u64);
-        let permits = costs.chain(arrivals.iter().map(|arrival| arrival.cost.get())).sum::<u64>();
-        out.push(Action::AllowUnlimited(permits));
+        let permits = costs.chain(arrivals.iter().map(|arrival| arrival.cost().get())).sum::<u64>();
+        out.push(Action::AllowUnlimited(vec![permits; self.limits.policies.len()]));
         for (cost, count) in replace {
             (0..*count).for_each(|_| self.hold_wanted(*cost, slot));
         }

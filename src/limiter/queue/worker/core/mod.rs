@@ -35,10 +35,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Flow, Freed, Generations, Holding, Permits};
+use crate::limiter::model::{Costs, Flow, Freed, Generations, Holding, Permits};
 use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK};
 use crate::limiter::queue::prefetch::Pace;
-use crate::limiter::queue::request::Arrival;
+use crate::limiter::queue::request::{Arrival, Unusable};
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::Link;
 use bursts::Bursts;
@@ -237,9 +237,11 @@ impl Worker {
                 let gone =
                     self.cost_queues.iter_mut().map(|(cost, queue)| (*cost, queue.remove(&left).len()));
                 let gone = gone.filter(|(_, count)| *count > 0);
-                out.extend(gone.map(|(cost, count)| Action::CountCancelled(cost, Flow::default(), count)));
+                out.extend(
+                    gone.map(|(cost, count)| Action::CountCancelled(cost.into(), Flow::default(), count)),
+                );
             }
-            Event::Returned(slot, cost, back) => self.take_back(slot, cost, back, around, out),
+            Event::Returned(slot, costs, back) => self.came_back(slot, &costs, back, around, out),
             Event::Answered { answer, refusal_budget, sent } => {
                 self.answered(&answer, (refusal_budget, sent), around, out);
             }
@@ -364,13 +366,32 @@ impl Worker {
     }
 
     /// Puts a request at the end of those for the next call.
-    fn arrive(&mut self, arrival: Arrival, now: Moment, out: &mut Vec<Action>) {
+    fn arrive(&mut self, mut arrival: Arrival, now: Moment, out: &mut Vec<Action>) {
+        arrival.costs = self.scalar(&arrival.costs).into();
         if self.stay.is_closing() {
-            return out.push(Action::Refuse(arrival.asker, arrival.cost, self.limits.closed()));
+            return out.push(Action::Refuse(arrival.asker, arrival.costs.clone(), self.limits.closed()));
         }
-        self.prefetch.pace.count(1, Some(arrival.cost), now, self.limits.guard);
+        self.prefetch.pace.count(1, Some(arrival.cost()), now, self.limits.guard);
         self.expect_end(&arrival);
         self.arrivals.list.push_back(arrival);
+    }
+
+    /// Takes a permit back. A slot of which each limiter has another number of permits cannot be given back here: it counts as used.
+    fn came_back(&mut self, slot: Slot, costs: &Costs, back: Back, around: &Around, out: &mut Vec<Action>) {
+        match (costs.same(), back) {
+            (Some(cost), back) => self.take_back(slot, cost, back, around, out),
+            (None, Back::Exchanged(request, holder, _)) => {
+                let back = Back::Exchanged(request, holder, Unusable::SetAside);
+                self.take_back(slot, self.scalar(costs), back, around, out);
+            }
+            (None, Back::Unused(_) | Back::Refund(_)) => {}
+        }
+    }
+
+    /// Returns what a request takes of every limiter. Requests with costs of their own come to this core only for a moment, by a route of
+    /// before a reload.
+    fn scalar(&self, costs: &Costs) -> Permits {
+        costs.same().unwrap_or_else(|| costs.largest().min(self.limits.cost_max))
     }
 
     fn expect_end(&mut self, arrival: &Arrival) {

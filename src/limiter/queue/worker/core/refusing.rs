@@ -21,15 +21,14 @@ impl Worker {
         let events::Limits { cost_max, too_costly, .. } = &self.limits;
         for (cost, queue) in self.cost_queues.range_mut((Bound::Excluded(*cost_max), Bound::Unbounded)) {
             let refused = queue.take_waiters().into_iter();
-            out.extend(
-                refused
-                    .map(|waiter| Action::Refuse(Asker::Request(waiter.request), *cost, too_costly.clone())),
-            );
+            out.extend(refused.map(|waiter| {
+                Action::Refuse(Asker::Request(waiter.request), (*cost).into(), too_costly.clone())
+            }));
         }
         self.arrivals.list.retain(|arrival| {
-            let fits = arrival.cost <= *cost_max;
+            let fits = arrival.cost() <= *cost_max;
             if !fits {
-                out.push(Action::Refuse(arrival.asker, arrival.cost, too_costly.clone()));
+                out.push(Action::Refuse(arrival.asker, arrival.costs.clone(), too_costly.clone()));
             }
             fits
         });
@@ -41,7 +40,7 @@ impl Worker {
         let Some(cost_queue) = self.cost_queues.get_mut(&cost) else { return };
         cost_queue.wanted = cost_queue.wanted.saturating_sub(1);
         for waiter in cost_queue.take_without_slot() {
-            out.push(Action::Refuse(Asker::Request(waiter.request), cost, refusal.clone()));
+            out.push(Action::Refuse(Asker::Request(waiter.request), cost.into(), refusal.clone()));
         }
     }
 
@@ -55,7 +54,7 @@ impl Worker {
         for (cost, waiter, due) in overdue {
             let refusal = self.limits.too_far(Some((due - now).max(Micros::ONE)));
             let refusal = in_pause(refusal, self.pause.now.as_ref(), waiter.holder.deadline);
-            out.push(Action::Refuse(Asker::Request(waiter.request), cost, refusal));
+            out.push(Action::Refuse(Asker::Request(waiter.request), cost.into(), refusal));
         }
     }
 
@@ -66,7 +65,7 @@ impl Worker {
         for (cost, cost_queue) in &mut queues {
             for waiter in cost_queue.take_ended(until, |slot| self.is_due(slot, now)) {
                 let refusal = self.ended(waiter.holder.deadline, now);
-                out.push(Action::Refuse(Asker::Request(waiter.request), *cost, refusal));
+                out.push(Action::Refuse(Asker::Request(waiter.request), (*cost).into(), refusal));
             }
         }
         self.cost_queues = queues;
@@ -88,7 +87,7 @@ impl Worker {
                 continue;
             }
             let asker = std::mem::replace(&mut arrival.asker, Asker::Refused);
-            out.push(Action::Refuse(asker, arrival.cost, self.ended(arrival.deadline, now)));
+            out.push(Action::Refuse(asker, arrival.costs.clone(), self.ended(arrival.deadline, now)));
         }
         list.retain(Arrival::is_waited_for);
         (self.arrivals.list, self.calls.under_way, self.arrivals.first_end) = (list, sent, first);
@@ -105,7 +104,7 @@ impl Worker {
         let kept = max.saturating_sub(self.waiting()).min(self.arrivals.list.len());
         let refusal = self.limits.full(FULL_RETRY);
         for arrival in self.arrivals.list.drain(kept..) {
-            out.push(Action::Refuse(arrival.asker, arrival.cost, refusal.clone()));
+            out.push(Action::Refuse(arrival.asker, arrival.costs.clone(), refusal.clone()));
         }
     }
 
@@ -126,7 +125,7 @@ impl Worker {
             && let Some((waiter, due)) = queue.take_last_waiter()
         {
             let refusal = self.limits.full(due.map_or(FULL_RETRY, |due| (due - now).max(Micros::ONE)));
-            out.push(Action::Refuse(Asker::Request(waiter.request), *cost, refusal));
+            out.push(Action::Refuse(Asker::Request(waiter.request), (*cost).into(), refusal));
             left -= 1;
         }
     }

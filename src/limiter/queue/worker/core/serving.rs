@@ -26,7 +26,7 @@ impl Worker {
                 if why != Unusable::SetAside {
                     self.give_back(slot, cost, out);
                 }
-                out.push(Action::Refuse(Asker::Request(request), cost, self.limits.closed()));
+                out.push(Action::Refuse(Asker::Request(request), cost.into(), self.limits.closed()));
             }
             Back::Exchanged(request, holder, why) => {
                 self.rejoin(slot, cost, (request, holder, why), now, out);
@@ -128,7 +128,7 @@ impl Worker {
                 self.want(cost);
                 self.observe_late(cost);
             } else if let Some(Waiter { request, holder, .. }) = cost_queue.take_first() {
-                out.push(Action::Grant(request, slot, cost, holder));
+                out.push(Action::Grant(request, slot, cost.into(), holder));
                 *in_flight_left -= 1;
             }
         }

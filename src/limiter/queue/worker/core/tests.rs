@@ -61,7 +61,7 @@ fn arrival(request: u32, now: Moment, wait_millis: u64) -> Event {
     let deadline = now + Micros::from_millis(wait_millis);
     Event::Arrived(Arrival {
         asker: Asker::Request(RequestId(request)),
-        cost: Permits::ONE,
+        costs: Permits::ONE.into(),
         arrived: now,
         deadline,
         flow: Flow::default(),
@@ -82,7 +82,7 @@ fn booked(now: Moment, slots: &[Micros]) -> Event {
 fn booked_locally(now: Moment, slots: &[Micros]) -> Event {
     let outcomes = slots.iter().map(|at| (1, Outcome::Booked(*at))).collect();
     let answer = Answer { now: shown(now), outcomes, ..Answer::default() };
-    Event::AnsweredLocally(Box::new(LocalAnswer { answer, cost_max: 10 }))
+    Event::AnsweredLocally(Box::new(LocalAnswer { answer, costs_max: vec![10] }))
 }
 
 struct Driven(Worker);
@@ -364,14 +364,14 @@ impl World {
                     Back::Exchanged(request, holder, Unusable::Late),
                 ];
                 let back = backs[usize::try_from(self.draw(3)).unwrap()];
-                events.push(Event::Returned(slot, cost, back));
+                events.push(Event::Returned(slot, cost.into(), back));
             }
             _ => {}
         }
         for _ in 0..self.draw(4) {
             let (request, wait, cost) = (self.request(), self.draw(2000), 1 + self.draw(3));
             let Event::Arrived(mut arrival) = arrival(request.0, self.now, wait) else { continue };
-            arrival.cost = Permits::new(cost).unwrap();
+            arrival.costs = Permits::new(cost).unwrap().into();
             events.push(Event::Arrived(arrival));
         }
         if let Some(call) = self.call.take_if(|_| !self.draws.is_multiple_of(3)) {
@@ -420,9 +420,9 @@ impl World {
             Action::BookLocally(call) => {
                 let call = Call { generations: vec![0], ..Call::clone(call) };
                 let answer = self.local.reserve_at(shown(self.now), &self.limits.refs, &call);
-                events.push(Event::AnsweredLocally(Box::new(LocalAnswer { answer, cost_max: 10 })));
+                events.push(Event::AnsweredLocally(Box::new(LocalAnswer { answer, costs_max: vec![10] })));
             }
-            Action::Grant(_, slot, cost, holder) => self.granted.push((*slot, *cost, *holder)),
+            Action::Grant(_, slot, cost, holder) => self.granted.push((*slot, cost.largest(), *holder)),
             Action::Offer(batch, _) => self.offered.push_back(Batch::clone(batch)),
             Action::Withdraw => {
                 let stale = self.offered.drain(..).collect();

@@ -1,7 +1,7 @@
 //! Takes in an answer of the store, or of this replica's own memory.
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Answer, Flow, Generations, LineAnswer, Outcome, Permits};
+use crate::limiter::model::{Answer, Costs, Dealt, Flow, Generations, LineAnswer, Outcome};
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
@@ -41,10 +41,13 @@ impl Worker {
         let source = Source::Local(self.outage());
         // No replica can know whether the others leave enough for a cost above its share.
         let refusal = self.limits.store_unavailable();
-        for want in sent.wants.iter().filter(|want| want.key.cost.get() > local.cost_max) {
+        let is_costly =
+            |costs: &Costs| local.costs_max.iter().enumerate().any(|(place, max)| costs.at(place) > *max);
+        for want in sent.wants.iter().filter(|want| is_costly(&want.key.costs)) {
             let Some(lane) = self.lanes.get_mut(&want.key) else { continue };
             for waiter in lane.queue.take_waiters() {
-                out.push(Action::Refuse(Asker::Request(waiter.request), want.key.cost, refusal.clone()));
+                let costs = want.key.costs.clone();
+                out.push(Action::Refuse(Asker::Request(waiter.request), costs, refusal.clone()));
             }
         }
         let Some(line) = &local.answer.line else { return };
@@ -76,7 +79,7 @@ impl Worker {
     /// Leaves a permit to the next call to give back.
     pub(super) fn owe(&mut self, key: LaneKey, slot: Micros, generations: Generations) {
         let is_same =
-            |last: &&mut Unneeded| (last.key, last.slot) == (key, slot) && last.generations == generations;
+            |last: &&mut Unneeded| (&last.key, last.slot) == (&key, slot) && last.generations == generations;
         match self.owed.unused.back_mut().filter(is_same) {
             Some(last) => last.count += 1,
             None => self.owed.unused.push_back(Unneeded { key, slot, count: 1, generations }),
@@ -94,15 +97,13 @@ impl Worker {
     ) -> Told {
         let clock = around.clock_of(source);
         for dealt in &line.dealt {
-            let cost = dealt.costs.iter().copied().find_map(Permits::new);
-            let Some(cost) = cost else { continue };
             let slot = Slot { at: dealt.slot, due: clock.due(dealt.slot), source };
-            (0..dealt.count).for_each(|_| self.hold((dealt.flow, cost), slot, out));
+            (0..dealt.count).for_each(|_| self.hold(dealt, slot, out));
         }
         self.refuse_not_taken(line, sent, out);
-        for (want, before) in sent.wants.iter().zip(&line.before) {
+        for ((want, before), wait) in sent.wants.iter().zip(&line.before).zip(&line.waits) {
             let Some(lane) = self.lanes.get_mut(&want.key) else { continue };
-            lane.before = *before;
+            (lane.before, lane.wait) = (*before, *wait);
             let last = want.groups.iter().copied().max().unwrap_or_default();
             lane.answered_until = lane.answered_until.max(last);
         }
@@ -125,7 +126,8 @@ impl Worker {
             let Some(lane) = self.lanes.get_mut(&want.key) else { continue };
             for waiter in lane.queue.take_last_until(until, count) {
                 let refusal = in_pause(refusal.clone(), self.pause.now.as_ref(), waiter.holder.deadline);
-                out.push(Action::Refuse(Asker::Request(waiter.request), want.key.cost, refusal));
+                let costs = want.key.costs.clone();
+                out.push(Action::Refuse(Asker::Request(waiter.request), costs, refusal));
             }
         }
     }
@@ -140,18 +142,24 @@ impl Worker {
         }
     }
 
-    /// Puts a slot into its lane. One for a lane where nobody waits is given back.
-    fn hold(&mut self, (flow, cost): (u64, Permits), slot: Slot, out: &mut Vec<Action>) {
-        let is_one = |key: &&LaneKey| key.flow.id == flow && key.cost == cost;
-        match self.lanes.keys().find(is_one).copied() {
+    /// Puts a dealt slot into its lane. One for a lane where nobody waits is given back.
+    fn hold(&mut self, dealt: &Dealt, slot: Slot, out: &mut Vec<Action>) {
+        let limiters = self.limits.policies.len();
+        let is_one = |key: &&LaneKey| {
+            key.flow.id == dealt.flow
+                && key.costs.of(limiters).zip(&dealt.costs).all(|(cost, dealt)| cost == *dealt)
+        };
+        match self.lanes.keys().find(is_one).cloned() {
             Some(key) => {
                 if let Some(lane) = self.lanes.get_mut(&key) {
                     lane.queue.hold(slot);
                 }
             }
             None => {
-                let flow = Flow { id: flow, member: 0 };
-                self.give_back(slot, LaneKey { flow, cost }, out);
+                let costs = Costs::each_or_same(dealt.costs.iter().copied().take(limiters));
+                let Some(costs) = costs else { return };
+                let flow = Flow { id: dealt.flow, member: 0 };
+                self.give_back(slot, LaneKey { flow, costs }, out);
             }
         }
     }

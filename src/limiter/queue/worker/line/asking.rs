@@ -111,10 +111,10 @@ impl Worker {
         let places = self.places();
         let (mut wants, sent) = self.wants(now);
         let Told { known, .. } = self.calls.told_locally;
-        // The shares of the limiters that are kept: no ceilings, as there is no fleet.
+        // The shares of the limiters that are kept: no ceilings, as there is no fleet. Where each has a cost of its own, all are kept.
         let limiters = self.limits.policies.iter().filter(|policy| **policy == OnStoreFailure::Local).count();
         for (want, sent) in wants.iter_mut().zip(&sent) {
-            want.costs = vec![sent.key.cost.get(); limiters];
+            want.costs = sent.key.costs.of(limiters).collect();
         }
         let (ahead, begins) = (self.ahead(), known == 0);
         let line = LineCall { ahead, ceilings: 0, known, begins, places, unused: Vec::new(), wants };
@@ -125,7 +125,7 @@ impl Worker {
 
     fn unused(&self, Unneeded { key, slot, count, .. }: &Unneeded) -> Unused {
         let (flow, class) = (key.flow.id, self.class(key.flow));
-        Unused { flow, class, slot: *slot, count: *count, costs: self.costs(*key) }
+        Unused { flow, class, slot: *slot, count: *count, costs: self.costs(key) }
     }
 
     /// Takes the slots to give back that were dealt under these generations; others go with the next call.
@@ -158,13 +158,13 @@ impl Worker {
     /// Returns what the call tells of lanes: of those that have waited longest to be told of.
     fn wants(&mut self, now: Moment) -> (Vec<Want>, Vec<SentWant>) {
         let mut keys: Vec<(Moment, LaneKey)> =
-            self.lanes.iter().filter_map(|(key, lane)| Some((lane.tell_at?, *key))).collect();
+            self.lanes.iter().filter_map(|(key, lane)| Some((lane.tell_at?, key.clone()))).collect();
         keys.sort_unstable();
         keys.truncate(WANTS_MAX);
         let near = Micros(self.ahead().0 / LATER);
         let (mut wants, mut sent, mut left) = (Vec::new(), Vec::new(), GROUPS_MAX);
         for (_, key) in keys {
-            let (costs, member) = (self.costs(key), self.share().map(|share| share.member(key.flow)));
+            let (costs, member) = (self.costs(&key), self.share().map(|share| share.member(key.flow)));
             let (Some(lane), Some(member)) = (self.lanes.get_mut(&key), member) else { continue };
             if left == 0 {
                 break;

@@ -14,7 +14,7 @@ impl Worker {
         let refusal = self.limits.closed();
         for (key, lane) in &mut self.lanes {
             for waiter in lane.queue.take_waiters() {
-                out.push(Action::Refuse(Asker::Request(waiter.request), key.cost, refusal.clone()));
+                out.push(Action::Refuse(Asker::Request(waiter.request), key.costs.clone(), refusal.clone()));
             }
             lane.tell(now);
         }

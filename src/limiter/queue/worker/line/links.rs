@@ -1,7 +1,7 @@
 //! Follows the state of the store: what becomes of slots and requests when the store has failed, lost its state, or is back.
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Holding, OnStoreFailure, Refusal};
+use crate::limiter::model::{OnStoreFailure, Refusal};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
@@ -114,7 +114,7 @@ impl Worker {
         for (key, lane) in &mut self.lanes {
             lane.tell_at = None;
             for waiter in lane.queue.take_waiters() {
-                out.push(Action::Refuse(Asker::Request(waiter.request), key.cost, refusal.clone()));
+                out.push(Action::Refuse(Asker::Request(waiter.request), key.costs.clone(), refusal.clone()));
             }
         }
     }
@@ -122,14 +122,17 @@ impl Worker {
     /// Lets all requests pass at once.
     fn allow(&mut self, around: &Around, out: &mut Vec<Action>) {
         let slot = Slot { at: Micros::ZERO, due: around.now, source: Source::Unlimited };
-        let mut permits = 0;
+        let mut permits = vec![0; self.limits.policies.len()];
         for (key, lane) in &mut self.lanes {
             lane.tell_at = None;
             let count = lane.queue.without_slot().count();
-            permits += key.cost.get() * count as u64;
+            permits
+                .iter_mut()
+                .enumerate()
+                .for_each(|(place, sum)| *sum += key.costs.at(place) * count as u64);
             (0..count).for_each(|_| lane.queue.hold(slot));
         }
-        if permits > 0 {
+        if permits.iter().any(|permits| *permits > 0) {
             out.push(Action::AllowUnlimited(permits));
             self.hand_out(around, out);
         }
@@ -164,10 +167,10 @@ impl Worker {
     pub(super) fn give_back(&mut self, slot: Slot, key: LaneKey, out: &mut Vec<Action>) {
         match slot.source {
             Source::Local(_) => {
-                let holding = Holding { slot: slot.at, cost: key.cost.get(), count: 1 };
+                let unused = (slot.at, key.costs);
                 match out.last_mut() {
-                    Some(Action::ReturnLocally(holdings)) => holdings.push(holding),
-                    _ => out.push(Action::ReturnLocally(vec![holding])),
+                    Some(Action::ReturnLocally(all)) => all.push(unused),
+                    _ => out.push(Action::ReturnLocally(vec![unused])),
                 }
             }
             Source::Store(epoch) if epoch == self.owed.epoch => {

@@ -31,7 +31,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
 use super::core::events::{Action, Around, Event, Limits, Remains};
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Flow, Generations, Holding, Permits, QuotaShare};
+use crate::limiter::model::{Costs, Flow, Generations, QuotaShare};
 use crate::limiter::queue::cost_queue::CostQueue;
 use crate::limiter::queue::shared::Shared;
 use crate::limiter::queue::slot::Slot;
@@ -41,14 +41,14 @@ use crate::limiter::recovery::link::Link;
 /// How long after its deadline a request is refused whose slot has not come: a slot of that instant is due a little later.
 const REFUSAL_SLACK: Micros = Micros::from_millis(2);
 
-/// Requests that are alike: of one flow, and of one cost.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+/// Requests that are alike: of one flow, and of the same costs.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct LaneKey {
     flow: Flow,
-    cost: Permits,
+    costs: Costs,
 }
 
-/// The waiting requests of one flow and cost, and the slots that they were dealt.
+/// The waiting requests of one flow and the same costs, and the slots that they were dealt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Lane {
     queue: CostQueue,
@@ -62,6 +62,8 @@ struct Lane {
     left: Vec<Moment>,
     /// How many permits go until its last request has its own, as last answered.
     before: u64,
+    /// How long its last request waits at most, as last answered.
+    wait: Micros,
 }
 
 /// What the next calls have to put in order.
@@ -153,6 +155,7 @@ impl Lane {
             tell_at: None,
             left: Vec::new(),
             before: 0,
+            wait: Micros::ZERO,
         }
     }
 
@@ -203,13 +206,13 @@ impl Worker {
     /// Takes over what another core leaves.
     pub(in crate::limiter::queue::worker) fn take_over(&mut self, remains: Remains, now: Moment) {
         let Remains { arrivals, unused } = remains;
-        for (Holding { slot, cost, count }, generations) in unused {
+        for (slot, costs, count, generations) in unused {
             // They are of nobody's flow.
-            let key = Permits::new(cost).map(|cost| LaneKey { flow: Flow::of(&[]), cost });
+            let key = LaneKey { flow: Flow::of(&[]), costs };
             // What the other core booked is in the limiters, and not in the ceilings.
             let all = generations.iter().copied().chain(std::iter::repeat(0));
             let generations = all.take(self.limits.refs.len()).collect();
-            self.owed.unused.extend(key.map(|key| Unneeded { key, slot, count, generations }));
+            self.owed.unused.push_back(Unneeded { key, slot, count, generations });
         }
         arrivals.into_iter().for_each(|arrival| self.wait(arrival, now));
     }
@@ -218,19 +221,17 @@ impl Worker {
     pub(in crate::limiter::queue::worker) fn into_remains(mut self) -> Remains {
         let limiters = self.limits.policies.len();
         let mut remains = Remains::default();
-        for (LaneKey { cost, .. }, mut lane) in std::mem::take(&mut self.lanes) {
+        let of_limiters = |all: &Generations| all.iter().copied().take(limiters).collect::<Generations>();
+        for (LaneKey { costs, .. }, mut lane) in std::mem::take(&mut self.lanes) {
             for slot in lane.queue.take_stored(|_| true) {
-                let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
-                remains
-                    .unused
-                    .push((holding, self.owed.generations.iter().copied().take(limiters).collect()));
+                let generations = of_limiters(&self.owed.generations);
+                remains.unused.push((slot.at, costs.clone(), 1, generations));
             }
             let waiters = lane.queue.take_waiters().into_iter();
-            remains.arrivals.extend(waiters.map(|waiter| waiter.into_arrival(cost)));
+            remains.arrivals.extend(waiters.map(|waiter| waiter.into_arrival(costs.clone())));
         }
         for Unneeded { key, slot, count, generations } in self.owed.unused {
-            let holding = Holding { slot, cost: key.cost.get(), count };
-            remains.unused.push((holding, generations.iter().copied().take(limiters).collect()));
+            remains.unused.push((slot, key.costs, count, of_limiters(&generations)));
         }
         remains.arrivals.sort_by_key(|arrival| arrival.arrived);
         remains
@@ -262,7 +263,7 @@ impl Worker {
         match event {
             Event::Arrived(arrival) => self.arrive(arrival, now, out),
             Event::Left(left) => self.remove(&left, now, out),
-            Event::Returned(slot, cost, back) => self.take_back(slot, cost, back, around, out),
+            Event::Returned(slot, costs, back) => self.take_back(slot, costs, back, around, out),
             Event::Answered { answer, sent, .. } => self.answered(&answer, sent, around, out),
             Event::PutBack => self.put_back_call(now),
             Event::Failed { unsent } => self.failed(unsent.is_some(), now),
@@ -343,11 +344,13 @@ impl Worker {
     }
 
     /// Returns what a request takes of each limiter: nothing of a ceiling that does not bound its class.
-    fn costs(&self, key: LaneKey) -> Vec<u64> {
-        let (cost, class) = (key.cost.get(), self.class(key.flow));
-        let limiters = self.limits.policies.iter().map(|_| cost);
-        let bounds = self.limits.shared.iter().flat_map(|Shared { ceilings, .. }| ceilings);
-        limiters.chain(bounds.map(|classes| if classes.contains(&class) { cost } else { 0 })).collect()
+    fn costs(&self, key: &LaneKey) -> Vec<u64> {
+        let class = self.class(key.flow);
+        let limiters = key.costs.of(self.limits.policies.len());
+        let bounds = self.limits.shared.iter().flat_map(|Shared { ceilings, place, .. }| {
+            ceilings.iter().map(|classes| if classes.contains(&class) { key.costs.at(*place) } else { 0 })
+        });
+        limiters.chain(bounds).collect()
     }
 
     /// Returns when a request is refused if it has no slot then: behind its deadline, or when the store has had its time to answer.
@@ -376,7 +379,7 @@ impl Worker {
             if !slots.is_empty() {
                 lane.tell(now);
             }
-            lost.extend(slots.into_iter().map(|slot| (*key, slot)));
+            lost.extend(slots.into_iter().map(|slot| (key.clone(), slot)));
         }
         lost
     }

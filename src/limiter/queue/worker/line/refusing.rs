@@ -1,8 +1,9 @@
 //! Takes requests in, and refuses them, with the reason and the time after which to come back.
 
 use crate::clock::{Micros, Moment};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::{OnStoreFailure, Refusal};
+use crate::limiter::model::{Class, OnStoreFailure, Permits, Refusal};
 use crate::limiter::queue::cost_queue::{Stage, Waiter};
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId};
@@ -15,23 +16,23 @@ use super::{Lane, LaneKey, Worker};
 impl Worker {
     /// Takes a request in.
     pub(super) fn arrive(&mut self, arrival: Arrival, now: Moment, out: &mut Vec<Action>) {
-        let Arrival { asker, cost, flow, .. } = arrival;
+        let Arrival { asker, costs, flow, .. } = &arrival;
         if self.stay.is_closing() {
-            return out.push(Action::Refuse(asker, cost, self.limits.closed()));
+            return out.push(Action::Refuse(*asker, costs.clone(), self.limits.closed()));
         }
-        if cost.get() > self.cost_max(LaneKey { flow, cost }) {
-            return out.push(Action::Refuse(asker, cost, self.limits.too_costly.clone()));
+        if let Some(refusal) = self.too_costly(&LaneKey { flow: *flow, costs: costs.clone() }) {
+            return out.push(Action::Refuse(*asker, costs.clone(), refusal));
         }
         self.wait(arrival, now);
     }
 
     /// Puts a request into its lane. It is told of at once, or a little later where others of its lane wait already.
     pub(super) fn wait(&mut self, arrival: Arrival, now: Moment) {
-        let Arrival { asker, cost, arrived, deadline, flow } = arrival;
+        let Arrival { asker, costs, arrived, deadline, flow } = arrival;
         // A limiter that only counts shares nothing out.
         let Asker::Request(request) = asker else { return };
         let (ends, later) = (self.ends(arrived, deadline), self.later(now));
-        let lane = self.lanes.entry(LaneKey { flow, cost }).or_insert_with(Lane::new);
+        let lane = self.lanes.entry(LaneKey { flow, costs }).or_insert_with(Lane::new);
         let is_first = lane.queue.without_slot().next().is_none();
         let holder = Holder { arrived, deadline, late: 0, flow };
         lane.queue.join_again(Waiter { request, holder, ends, stage: Stage::Asking });
@@ -46,7 +47,7 @@ impl Worker {
             if gone.is_empty() {
                 continue;
             }
-            out.push(Action::CountCancelled(key.cost, key.flow, gone.len()));
+            out.push(Action::CountCancelled(key.costs.clone(), key.flow, gone.len()));
             let told_until = lane.told_until;
             lane.left
                 .extend(gone.iter().map(|waiter| waiter.holder.arrived).filter(|came| *came <= told_until));
@@ -54,22 +55,27 @@ impl Worker {
         }
     }
 
-    /// Returns the largest cost that a request of a lane's class can ever have dealt.
-    fn cost_max(&self, key: LaneKey) -> u64 {
-        let costs = self.costs(key);
-        let charged = self.limits.refs.iter().zip(costs).filter(|(_, cost)| *cost > 0);
-        charged.flat_map(|(one, _)| one.rules.iter().map(Rule::capacity)).min().unwrap_or(u64::MAX)
+    /// Returns the refusal of requests that cost more than their class can ever have dealt, if they do.
+    fn too_costly(&self, key: &LaneKey) -> Option<Refusal> {
+        let mut charged = self.limits.refs.iter().zip(self.costs(key)).enumerate();
+        let capacity = |one: &LimiterRef| one.rules.iter().map(Rule::capacity).min().unwrap_or(u64::MAX);
+        let (place, (one, _)) = charged.find(|(_, (one, cost))| *cost > capacity(one))?;
+        if key.costs.same().is_some() || place >= self.limits.policies.len() {
+            return Some(self.limits.too_costly.clone());
+        }
+        let cost_max = Permits::new(capacity(one)).unwrap_or(Permits::ONE);
+        Some(Refusal::CostExceedsLimit { limiter: one.name.clone(), cost_max })
     }
 
     /// Refuses the requests that cost more than the limits, after a change, can ever hold.
     pub(super) fn refuse_too_costly(&mut self, out: &mut Vec<Action>) {
-        let costly = |key: &&LaneKey| key.cost.get() > self.cost_max(**key);
-        let keys: Vec<LaneKey> = self.lanes.keys().filter(costly).copied().collect();
-        for key in keys {
+        let costly = |key: &LaneKey| Some((key.clone(), self.too_costly(key)?));
+        let keys: Vec<(LaneKey, Refusal)> = self.lanes.keys().filter_map(costly).collect();
+        for (key, refusal) in keys {
             let Some(lane) = self.lanes.get_mut(&key) else { continue };
             for waiter in lane.queue.take_waiters() {
-                let refusal = self.limits.too_costly.clone();
-                out.push(Action::Refuse(Asker::Request(waiter.request), key.cost, refusal));
+                let asker = Asker::Request(waiter.request);
+                out.push(Action::Refuse(asker, key.costs.clone(), refusal.clone()));
             }
         }
     }
@@ -86,15 +92,15 @@ impl Worker {
             lane.tell(now);
             for waiter in ended {
                 lane.left.extend(Some(waiter.holder.arrived).filter(|came| *came <= lane.told_until));
-                let refusal = self.ended(&waiter, lane.before, now);
-                out.push(Action::Refuse(Asker::Request(waiter.request), key.cost, refusal));
+                let refusal = self.ended(&waiter, lane.wait, now);
+                out.push(Action::Refuse(Asker::Request(waiter.request), key.costs.clone(), refusal));
             }
         }
         self.lanes = lanes;
     }
 
     /// Returns the refusal of a request whose wait has ended without a slot.
-    fn ended(&self, waiter: &Waiter, before: u64, now: Moment) -> Refusal {
+    fn ended(&self, waiter: &Waiter, wait: Micros, now: Moment) -> Refusal {
         let deadline = waiter.holder.deadline;
         match (self.link, &self.pause.now) {
             (_, Some(paused)) if paused.until > deadline => {
@@ -103,9 +109,7 @@ impl Worker {
             (Link::Settling { opens, .. }, _) => self.limits.too_far(Some((opens - now).max(Micros::ONE))),
             // The store knows it: others went first.
             (Link::Up { .. }, _) if waiter.stage != Stage::Asking => {
-                let rules = self.limits.refs.iter().flat_map(|one| one.rules.iter());
-                let all = rules.map(|rule| rule.quota().span(before)).max().unwrap_or_default();
-                self.limits.too_far(Some(all.max(self.limits.terms.lease)))
+                self.limits.too_far(Some(wait.max(self.limits.terms.lease)))
             }
             _ if self.outage() != 0 && !self.limits.policies.contains(&OnStoreFailure::Reject) => {
                 self.limits.too_far(Some(self.limits.terms.lease))
@@ -119,7 +123,9 @@ impl Worker {
         let is_stopped = self.pause.is_reported || !matches!(self.link, Link::Up { .. });
         let Some(share) = self.share().filter(|_| is_stopped).cloned() else { return };
         let refusal = self.limits.full(FULL_RETRY);
-        for (place, class) in share.classes.iter().enumerate() {
+        // Where nobody may wait for a permit, requests wait for an answer alone.
+        let may_wait = |class: &&Class| class.queue.max_waiting > 0;
+        for (place, class) in share.classes.iter().enumerate().filter(|(_, class)| may_wait(class)) {
             let of_class = |key: &LaneKey| share.member(key.flow).class == place;
             let lanes = || self.lanes.iter().filter(|(key, _)| of_class(key));
             let waiting: usize = lanes().map(|(_, lane)| lane.queue.without_slot().count()).sum();
@@ -129,7 +135,7 @@ impl Worker {
                 let last = last.max_by_key(|(_, lane)| lane.queue.last_arrived());
                 let Some((key, lane)) = last else { break };
                 let Some((waiter, _)) = lane.queue.take_last_waiter() else { break };
-                out.push(Action::Refuse(Asker::Request(waiter.request), key.cost, refusal.clone()));
+                out.push(Action::Refuse(Asker::Request(waiter.request), key.costs.clone(), refusal.clone()));
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::clock::Moment;
-use crate::limiter::model::Permits;
+use crate::limiter::model::Costs;
 use crate::limiter::queue::cost_queue::{CostQueue, Waiter};
 use crate::limiter::queue::request::{Asker, Holder, LATE_MAX, RequestId, Unusable};
 use crate::limiter::queue::slot::Slot;
@@ -17,7 +17,7 @@ impl Worker {
     pub(super) fn take_back(
         &mut self,
         slot: Slot,
-        cost: Permits,
+        costs: Costs,
         back: Back,
         around: &Around,
         out: &mut Vec<Action>,
@@ -25,7 +25,7 @@ impl Worker {
         let now = around.now;
         match back {
             Back::Unused(flow) => {
-                let key = LaneKey { flow, cost };
+                let key = LaneKey { flow, costs };
                 let is_late = slot.is_late(&around.clock_of(slot.source), now, self.limits.guard);
                 let is_good = !is_late && self.is_usable(&slot, now) && !self.pause.holds(slot.due);
                 match self.lanes.get_mut(&key) {
@@ -36,9 +36,9 @@ impl Worker {
                     _ => self.give_back(slot, key, out),
                 }
             }
-            Back::Refund(flow) => self.give_back(slot, LaneKey { flow, cost }, out),
+            Back::Refund(flow) => self.give_back(slot, LaneKey { flow, costs }, out),
             Back::Exchanged(request, holder, why) => {
-                self.rejoin(slot, cost, (request, holder, why), now, out);
+                self.rejoin(slot, costs, (request, holder, why), now, out);
             }
         }
     }
@@ -48,25 +48,25 @@ impl Worker {
     fn rejoin(
         &mut self,
         slot: Slot,
-        cost: Permits,
+        costs: Costs,
         (request, holder, why): (RequestId, Holder, Unusable),
         now: Moment,
         out: &mut Vec<Action>,
     ) {
-        let key = LaneKey { flow: holder.flow, cost };
+        let key = LaneKey { flow: holder.flow, costs };
         if self.stay.is_closing() {
+            let (costs, closed) = (key.costs.clone(), self.limits.closed());
             if why != Unusable::SetAside {
                 self.give_back(slot, key, out);
             }
-            let closed = self.limits.closed();
-            return out.push(Action::Refuse(Asker::Request(request), cost, closed));
+            return out.push(Action::Refuse(Asker::Request(request), costs, closed));
         }
         let told_until = holder.arrived;
         let waiter =
             waiter_again(&slot, (request, holder, why), |asked, deadline| self.ends(asked, deadline), now);
         let is_kept = why == Unusable::Unheard && is_current(slot.source, self.link, self.owed.epoch);
         if !is_kept && why != Unusable::SetAside {
-            self.give_back(slot, key, out);
+            self.give_back(slot, key.clone(), out);
         }
         let lane = self.lanes.entry(key).or_insert_with(Lane::new);
         lane.told_until = lane.told_until.max(told_until);
@@ -91,41 +91,44 @@ impl Worker {
         while in_flight_left > 0
             && let Some(key) = self.next_due(around.now)
         {
-            in_flight_left -= u32::from(self.hand_out_one(key, &mut late, around, out));
+            in_flight_left -= u32::from(self.hand_out_one(&key, &mut late, around, out));
         }
     }
 
     /// Returns the lane whose first slot is the earliest of those that are due.
     fn next_due(&self, now: Moment) -> Option<LaneKey> {
         let slots = self.lanes.iter().filter_map(|(key, lane)| Some((lane.queue.next_slot()?, key)));
-        slots.filter(|(slot, _)| self.is_due(slot, now)).min_by_key(|(slot, _)| slot.due).map(|(_, key)| *key)
+        slots
+            .filter(|(slot, _)| self.is_due(slot, now))
+            .min_by_key(|(slot, _)| slot.due)
+            .map(|(_, key)| key.clone())
     }
 
     /// Hands out the first slot of a lane, or gives it back if it is late. Returns whether a request has it.
     fn hand_out_one(
         &mut self,
-        key: LaneKey,
+        key: &LaneKey,
         late: &mut BTreeSet<LaneKey>,
         around: &Around,
         out: &mut Vec<Action>,
     ) -> bool {
         let (now, guard) = (around.now, self.limits.guard);
-        let Some(lane) = self.lanes.get_mut(&key) else { return false };
+        let Some(lane) = self.lanes.get_mut(key) else { return false };
         let (Some(slot), Some(first)) = (lane.queue.take_slot(), lane.queue.first_mut()) else {
             return false;
         };
         let clock = around.clock_of(slot.source);
-        if slot.is_late(&clock, now, guard) && (first.holder.late < LATE_MAX || late.contains(&key)) {
+        if slot.is_late(&clock, now, guard) && (first.holder.late < LATE_MAX || late.contains(key)) {
             // Another slot comes no sooner than an answer.
             first.holder.deadline = first.holder.deadline.max(now + around.latency);
-            first.holder.late += u8::from(late.insert(key));
+            first.holder.late += u8::from(late.insert(key.clone()));
             lane.tell(now);
             out.push(Action::CountLate(slot.lateness(&clock, now)));
-            self.give_back(slot, key, out);
+            self.give_back(slot, key.clone(), out);
             return false;
         }
         let Some(Waiter { request, holder, .. }) = lane.queue.take_first() else { return false };
-        out.push(Action::Grant(request, slot, key.cost, holder));
+        out.push(Action::Grant(request, slot, key.costs.clone(), holder));
         true
     }
 
@@ -133,7 +136,7 @@ impl Worker {
     pub(super) fn give_back_surplus(&mut self, now: Moment, out: &mut Vec<Action>) {
         let mut surplus = Vec::new();
         for (key, lane) in &mut self.lanes {
-            surplus.extend(lane.queue.take_surplus().into_iter().map(|slot| (slot, *key)));
+            surplus.extend(lane.queue.take_surplus().into_iter().map(|slot| (slot, key.clone())));
         }
         for (slot, key) in surplus {
             if let Some(lane) = self.lanes.get_mut(&key) {
@@ -150,7 +153,7 @@ impl Worker {
             let mut place = lane.before;
             lane.queue.announce_until(lane.answered_until, REFUSAL_SLACK, |request| {
                 out.push(Action::Wait(request, Some(place)));
-                place = place.saturating_sub(key.cost.get());
+                place = place.saturating_sub(key.costs.largest().get());
             });
             lane.queue.approach(now, |request| out.push(Action::Approach(request)));
         }

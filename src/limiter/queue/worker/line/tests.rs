@@ -59,7 +59,7 @@ fn limits(policy: OnStoreFailure, max_waiting: u32) -> Limits {
         too_costly: Refusal::CostExceedsLimit { limiter: limiter.name.clone(), cost_max: Permits::ONE },
         max_waiting,
         terms: Terms::new(Micros::from_millis(500), Micros::from_millis(100)),
-        shared: Some(Shared { share: share(max_waiting), ceilings: Vec::new() }),
+        shared: Some(Shared { share: share(max_waiting), place: 0, ceilings: Vec::new() }),
     }
 }
 
@@ -82,7 +82,7 @@ impl Driven {
 fn arrival(request: u32, name: &str, now: Moment) -> Event {
     Event::Arrived(Arrival {
         asker: Asker::Request(RequestId(request)),
-        cost: Permits::ONE,
+        costs: Permits::ONE.into(),
         arrived: now,
         deadline: now + SECOND,
         flow: flow(name),
@@ -102,6 +102,7 @@ fn answer(now: Moment, deal: u64, slots: &[(&str, Moment)], again: Option<Moment
         again: again.map(shown).unwrap_or_default(),
         dealt: dealt.collect(),
         before: vec![0; 8],
+        waits: vec![Micros::ZERO; 8],
         ..LineAnswer::default()
     };
     Answer { now: shown(now), line: Some(Box::new(line)), ..Answer::default() }
@@ -242,7 +243,7 @@ fn the_policy_decides_while_the_store_is_away() {
     });
     let classes: Vec<usize> = asked.unwrap().wants.iter().map(|want| want.class).collect();
     assert!(classes.contains(&0) && classes.contains(&1), "{classes:?}");
-    let local = LocalAnswer { answer: answer(after(1), 3, &[("web", after(1))], None), cost_max: 10 };
+    let local = LocalAnswer { answer: answer(after(1), 3, &[("web", after(1))], None), costs_max: vec![10] };
     let actions = core.on(after(1), vec![Event::AnsweredLocally(Box::new(local))]);
     assert_eq!(granted(&actions), [1]);
     // The store is back: all are told of, and the share is used no more.
@@ -295,7 +296,7 @@ fn a_permit_that_comes_back_unused_serves_the_next_of_its_flow() {
     };
     assert_eq!(slot.source, Source::Store(0));
     core.on(after(2), vec![arrival(1, "etl", after(2))]);
-    let back = Event::Returned(*slot, *cost, Back::Unused(flow("etl")));
+    let back = Event::Returned(*slot, cost.clone(), Back::Unused(flow("etl")));
     assert_eq!(granted(&core.on(after(3), vec![back])), [1]);
 }
 
@@ -305,7 +306,7 @@ fn another_core_takes_over_who_waits_and_what_is_held() {
     core.on(START, vec![arrival(0, "etl", START), arrival(1, "web", after(0))]);
     core.on(after(1), vec![answered(after(1), 7, &[("etl", after(200))], Some(after(100)))]);
     let remains = core.0.into_remains();
-    let slots: Vec<Micros> = remains.unused.iter().map(|(holding, _)| holding.slot).collect();
+    let slots: Vec<Micros> = remains.unused.iter().map(|(slot, ..)| *slot).collect();
     assert_eq!((remains.arrivals.len(), slots), (2, vec![shown(after(200))]));
     let mut other = Driven::new(OnStoreFailure::Local);
     other.0.take_over(remains, after(2));

@@ -50,7 +50,7 @@ fn a_late_slot_of_a_share_is_room_again_at_once() {
         .iter()
         .filter_map(|action| if let Action::ReturnLocally(holdings) = action { Some(holdings) } else { None })
         .flatten()
-        .map(|holding| holding.slot)
+        .map(|(slot, _)| *slot)
         .collect();
     assert_eq!(returned, slots, "{actions:?}");
     assert_eq!(locally_booked(&actions), Some(3), "{actions:?}");
@@ -84,7 +84,7 @@ fn a_request_whose_slot_came_too_late_waits_no_longer_for_the_store_than_any_oth
         // The store is asked for another slot, and does not answer.
         let back = Back::Exchanged(*request, *holder, Unusable::Late);
         let mut now = after(1010);
-        let mut actions = core.on(now, vec![Event::Returned(*slot, *cost, back)]);
+        let mut actions = core.on(now, vec![Event::Returned(*slot, cost.clone(), back)]);
         while refusal(&actions).is_none() {
             assert!(now < after(2000), "{link:?}: nobody is refused");
             now = core.wakes_at(now).max(now + Micros::ONE);
@@ -110,7 +110,7 @@ fn a_request_whose_slots_come_too_late_falls_back_by_one_slack_alone() {
     core.on(after(1080), Vec::new());
     core.on(after(1081), vec![Event::Failed { unsent: None }]);
     let back = Back::Exchanged(*request, *holder, Unusable::Late);
-    let actions = core.on(after(1090), vec![Event::Returned(*slot, *cost, back)]);
+    let actions = core.on(after(1090), vec![Event::Returned(*slot, cost.clone(), back)]);
     assert_eq!(locally_booked(&actions), Some(2), "{actions:?}");
     let slots = [1104, 4000].map(|at| shown(after(at)));
     let mut other = Driven(core.0.clone());
@@ -135,7 +135,7 @@ fn a_request_that_comes_back_displaces_the_last_that_came() {
     let holder = Holder { arrived: START, deadline: after(5000), late: 1, flow: Flow::default() };
     let slot = Slot { at: shown(START), due: START, source: Source::Store(0) };
     let back = Back::Exchanged(RequestId(0), holder, Unusable::Late);
-    let actions = core.on(after(50), vec![Event::Returned(slot, Permits::ONE, back)]);
+    let actions = core.on(after(50), vec![Event::Returned(slot, Permits::ONE.into(), back)]);
     let full = actions.iter().find_map(|action| match action {
         Action::Refuse(Asker::Request(request), _, Refusal::QueueFull { .. }) => Some(*request),
         _ => None,
