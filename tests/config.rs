@@ -626,7 +626,10 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
     ),
     ("ROUTES    cost: {header: 'a b'}\n", "5:20: routes[0].cost.header: expected the name of a header"),
     ("ROUTES    cost: {header: content-length}\n", "5:20: routes[0].cost.header: this header frames"),
-    ("ROUTES    cost: {default: 5}\n", "5:11: routes[0].cost: needs `header`, `json` or `settle`"),
+    (
+        "ROUTES    cost: {default: 5}\n",
+        "5:11: routes[0].cost: needs `header`, `json`, `tokens`, `estimate` or `settle`",
+    ),
     // -- clients
     ("server: {allow: []}\nROUTES", "1:17: server.allow: lets nobody in; leave the key out"),
     (
@@ -703,7 +706,7 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
     ),
     (
         "ROUTES    cost: {default: 2}\n    retry: {on: [429, 500, connect], attempts: 11, max_body: 1GiB}\n",
-        "5:11: routes[0].cost: needs `header`, `json` or `settle`\n6:23: routes[0].retry.on[1]: must be connect, 429\n\
+        "5:11: routes[0].cost: needs `header`, `json`, `tokens`, `estimate` or `settle`\n6:23: routes[0].retry.on[1]: must be connect, 429\n\
          6:48: routes[0].retry.attempts: must be from 2 to 10\n6:62: routes[0].retry.max_body: must be from 0B to 16MiB",
     ),
     (
@@ -727,7 +730,10 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
         "1:59: limiters.a.queue.leave: expected auto, a percentage such as 20%, or a duration such as 500ms",
     ),
     ("ROUTES    retry: {budget: 0%}\n", "5:21: routes[0].retry.budget: must be from 1% to 100%"),
-    ("ROUTES    cost: {settle: {}}\n", "5:20: routes[0].cost.settle: needs `header`, `json` or `free`"),
+    (
+        "ROUTES    cost: {settle: {}}\n",
+        "5:20: routes[0].cost.settle: needs `header`, `json`, `free`, or `input` or `output`",
+    ),
     (
         "ROUTES    cost: {settle: {json: a.}}\n",
         "5:27: routes[0].cost.settle.json: expected the path of a value",
@@ -1429,6 +1435,56 @@ fn what_reads_bodies_must_be_able_to() {
             "host",
             "    cost: {json: n, default: 10}\n",
             "routes[0].cost.default: larger than limiter \"a\"",
+        ),
+        ("{}", "host", "    cost: {tokens: openai}\n", ""),
+        (
+            "{}",
+            "host",
+            "    cost: {estimate: {output: {first_of: json:n}}, settle: {input: a.b, refund: true}}\n",
+            "",
+        ),
+        (
+            "{}",
+            "host",
+            "    cost: {tokens: opnai}\n",
+            "routes[0].cost.tokens: unknown preset \"opnai\"; did you mean",
+        ),
+        (
+            "{}",
+            "host",
+            "    cost: {tokens: openai, json: n}\n",
+            "routes[0].cost.json: not beside `tokens` or",
+        ),
+        ("{}", "host", "    cost: {tokens: openai, max: 3}\n", "routes[0].cost.max: not with an estimate"),
+        (
+            "{}",
+            "host",
+            "    cost: {tokens: openai, settle: {weights: {output: -1}}}\n",
+            "routes[0].cost.settle.weights.output: must be from 0 to 1000",
+        ),
+        (
+            "{}",
+            "host",
+            "    cost: {tokens: openai, settle: {input: a..b}}\n",
+            "routes[0].cost.settle.input: expected the path of a value",
+        ),
+        (
+            "{}",
+            "host",
+            "    cost: {tokens: openai}\n    body: {max: 0B}\n",
+            "routes[0].body.max: the estimate of a `cost` looks into bodies",
+        ),
+        (
+            "{}",
+            "host",
+            "    cost: {estimate: {max: 10}}\n",
+            "routes[0].cost.estimate.max: larger than limiter \"a\"",
+        ),
+        (
+            "{}",
+            "host",
+            "    cost: {default: 1, settle: {refund: true}}\n",
+            "routes[0].cost.settle: needs `input` or `output`",
         ),
         ("{}", "host", "    body: {max: 17MiB}\n", "routes[0].body.max: must be from 0B to 16MiB"),
         (

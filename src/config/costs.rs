@@ -1,6 +1,10 @@
 //! What a request costs, and how its response settles that. Reads neither.
 
+use std::sync::Arc;
+
 use http::HeaderName;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::json_path::JsonPath;
 use crate::limiter::model::limit::Permits;
@@ -19,6 +23,8 @@ pub enum Cost {
         /// The largest cost that a request may name.
         max: Permits,
     },
+    /// A cost estimated from the request, which its response settles.
+    Estimate(Arc<Estimate>),
     /// A cost named in the JSON body of the request.
     Json {
         /// Its place in the body.
@@ -39,6 +45,131 @@ pub struct Settle {
     pub json: Vec<JsonPath>,
     /// The statuses of responses that cost nothing.
     pub free: Vec<u16>,
+    /// The numbers in the body that make up the cost together.
+    pub usage: Option<Arc<Usage>>,
+}
+
+impl Settle {
+    /// Returns whether the bodies of responses are looked into.
+    pub fn reads_bodies(&self) -> bool {
+        !self.json.is_empty() || self.usage.is_some()
+    }
+}
+
+/// What a request is likely to cost: what goes in, and what comes out at most.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Estimate {
+    /// The bytes of a body that are one permit.
+    pub bytes_per_permit: u32,
+    /// The places of what counts of a JSON body; the whole body if empty.
+    pub of: Vec<JsonPath>,
+    /// The permits of an image, in place of its bytes.
+    pub image: u32,
+    /// The places of the largest output, of which the first counts that holds a number. Empty if no output counts.
+    pub first_of: Vec<JsonPath>,
+    /// The output where no place holds one.
+    pub otherwise: u32,
+    /// The places of numbers by the first of which the output is multiplied.
+    pub times_first_of: Vec<JsonPath>,
+    /// What counts of both.
+    pub combine: Combine,
+    /// The largest estimate: a larger one is cut to it.
+    pub max: Permits,
+}
+
+impl Estimate {
+    /// Returns the places whose values it needs.
+    pub fn values(&self) -> impl Iterator<Item = &JsonPath> {
+        self.first_of.iter().chain(&self.times_first_of)
+    }
+}
+
+/// What counts of input and output.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum Combine {
+    /// Both.
+    #[default]
+    Sum,
+    /// The larger one.
+    Max,
+    /// The input alone.
+    Input,
+    /// The output alone.
+    Output,
+}
+
+impl Combine {
+    /// Returns what counts.
+    pub fn of(self, input: u64, output: u64) -> u64 {
+        match self {
+            Combine::Sum => input.saturating_add(output),
+            Combine::Max => input.max(output),
+            Combine::Input => input,
+            Combine::Output => output,
+        }
+    }
+}
+
+/// The numbers in the body of a response that make up the cost. Of each list of places the largest number of all that come counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Usage {
+    /// The places of the input.
+    pub input: Vec<JsonPath>,
+    /// The places of the output.
+    pub output: Vec<JsonPath>,
+    /// The places of numbers that are added to the input.
+    pub plus: Vec<JsonPath>,
+    /// The places of numbers within the input that count by a weight of their own.
+    pub cached: Vec<JsonPath>,
+    /// The weights of input, output and what was cached.
+    pub weights: Weights,
+    /// What counts of input and output.
+    pub combine: Combine,
+    /// True if less than was taken is given back.
+    pub refund: bool,
+}
+
+/// The weights of the parts of a cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Weights {
+    /// Of the input.
+    pub input: u32,
+    /// Of the output.
+    pub output: u32,
+    /// Of what was cached.
+    pub cached: u32,
+}
+
+impl Usage {
+    /// Returns all places, in the order of the fields.
+    pub fn paths(&self) -> Vec<JsonPath> {
+        let all = self.input.iter().chain(&self.output).chain(&self.plus).chain(&self.cached);
+        all.cloned().collect()
+    }
+
+    /// Returns what a request has cost, from the largest number at each place of [`Usage::paths`]; `None` if the body did not tell. What a
+    /// complete body does not name of the output is nothing.
+    pub fn cost(&self, numbers: &[Option<u64>]) -> Option<u64> {
+        let (input, rest) = numbers.split_at_checked(self.input.len())?;
+        let (output, rest) = rest.split_at_checked(self.output.len())?;
+        let (plus, cached) = rest.split_at_checked(self.plus.len())?;
+        let largest = |numbers: &[Option<u64>]| numbers.iter().flatten().copied().max();
+        let (input, output) = (largest(input), largest(output));
+        if input.is_none() && (!self.input.is_empty() || output.is_none()) {
+            return None;
+        }
+        let plus: u64 = plus.iter().flatten().sum();
+        let input = input.unwrap_or_default().saturating_add(plus);
+        let cached = cached.iter().flatten().sum::<u64>().min(input);
+        let Weights { input: of_input, output: of_output, cached: of_cached } = self.weights;
+        let input = (input - cached)
+            .saturating_mul(of_input.into())
+            .saturating_add(cached.saturating_mul(of_cached.into()));
+        let output = output.unwrap_or_default().saturating_mul(of_output.into());
+        Some(self.combine.of(input, output))
+    }
 }
 
 /// What a request costs at one limiter.
@@ -48,4 +179,40 @@ pub struct Charge {
     pub cost: Cost,
     /// The settlement by the response.
     pub settle: Option<Settle>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usage(combine: Combine, weights: Weights) -> Usage {
+        let paths = |text: &str| vec![JsonPath::parse(text).unwrap()];
+        Usage {
+            input: paths("i"),
+            output: paths("o"),
+            plus: paths("p"),
+            cached: paths("c"),
+            weights,
+            combine,
+            refund: true,
+        }
+    }
+
+    #[test]
+    fn the_cost_is_made_up_of_what_came() {
+        let plain = Weights { input: 1, output: 1, cached: 0 };
+        let dear = Weights { output: 5, ..plain };
+        for (combine, weights, numbers, cost) in [
+            (Combine::Sum, plain, [Some(10), Some(5), None, None], Some(15)),
+            (Combine::Max, plain, [Some(10), Some(5), None, None], Some(10)),
+            (Combine::Sum, dear, [Some(10), Some(5), Some(3), Some(4)], Some(34)),
+            (Combine::Input, plain, [Some(10), None, None, None], Some(10)),
+            (Combine::Sum, plain, [Some(10), None, None, Some(99)], Some(0)),
+            (Combine::Sum, plain, [None, Some(5), None, None], None),
+            (Combine::Sum, plain, [None, None, None, None], None),
+            (Combine::Sum, dear, [Some(u64::MAX), Some(u64::MAX), None, None], Some(u64::MAX)),
+        ] {
+            assert_eq!(usage(combine, weights).cost(&numbers), cost, "{numbers:?}");
+        }
+    }
 }

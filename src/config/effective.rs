@@ -294,6 +294,7 @@ fn cost(cost: &Cost) -> Value {
         Cost::Header { default, max, .. } | Cost::Json { default, max, .. } => {
             json!({ "default": default.get(), "max": max.get() })
         }
+        Cost::Estimate(estimate) => json!({ "estimate": { "max": estimate.max.get() } }),
     }
 }
 

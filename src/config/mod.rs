@@ -41,6 +41,7 @@ mod masked;
 pub mod model;
 mod patience;
 mod pause_rules;
+mod presets;
 mod problem;
 mod reference;
 mod schema;

@@ -90,7 +90,7 @@ pub(super) fn explain(table: &Table, request: Request<()>, body: Option<&[u8]>, 
         Noted { table, address: peer, name: None, route: None, others: Vec::new(), keys: Vec::new() };
     let body = match body {
         None => BodyFacts::unread(),
-        Some(body) => BodyFacts::of(body, &coding::name(request.headers()), u64::MAX, table.json_paths()),
+        Some(body) => BodyFacts::of(body, &coding::name(request.headers()), u64::MAX, table.body_paths()),
     };
     let made = Plan::make(table, sender, &request, (flags, Instant::now(), &body), &mut noted);
     let (plan, refused) = match made {

@@ -4,6 +4,7 @@
 //! configuration. Each doc comment becomes a description in the JSON Schema. Optional keys are `Option`: the default is
 //! written in one place, where it is applied.
 
+mod cost;
 pub(crate) mod forms;
 mod limit;
 mod limiter;
@@ -22,15 +23,14 @@ use super::model::Errors;
 use super::units::{Share, Size};
 use forms::{LongForm, NAME_PATTERN, Named, Text};
 
+pub(crate) use cost::{Cost, CostHeader, Estimate, EstimateInput, EstimateOutput, Settle, Weights};
 pub(crate) use forms::{Form, OffOr};
 pub(crate) use limit::{Algorithm, Limit, Limits};
 pub(crate) use limiter::{
     Guess, KeyFrom, Limiter, Mode, OnStoreFailure, Pause, PauseRule, Queue, Scope, Sync,
 };
 pub(crate) use paths::{PATHS_MAX, Paths};
-pub(crate) use route::{
-    Body, Breaker, Cost, CostHeader, Match, Retry, RetryOn, Route, RouteLimiter, Upstream,
-};
+pub(crate) use route::{Body, Breaker, Match, Retry, RetryOn, Route, RouteLimiter, Upstream};
 pub(crate) use store::{Confirm, Redis, RedisTls, Sentinel, Store};
 
 /// The configuration of weir, an HTTP reverse proxy that keeps a fleet inside the rate limits of third-party APIs.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
 
+use super::cost::{Cost, CostHeader};
 use super::forms::{Form, LongForm, NAME_PATTERN, Named, OffOr, Setting, ShortForm, Text};
-use super::paths::Paths;
 use crate::config::model::{Errors, Http2, LimitHeaders};
 use crate::config::units::{Share, Size};
 
@@ -192,14 +192,6 @@ impl LongForm for Upstream {
     const EXPECTED: &'static str = "a URL such as https://api.example.com, or a mapping with `url`";
 }
 
-/// A number of permits.
-#[derive(Debug, Clone, Copy, serde::Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(inline)]
-pub(crate) struct Cost(#[schemars(range(min = 1, max = 1_000_000_000))] pub(crate) i64);
-
-impl ShortForm for Cost {}
-
 /// How requests' bodies are looked into.
 #[derive(Debug, Default, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -208,51 +200,6 @@ pub(crate) struct Body {
     /// within `server.header_timeout`; a larger one is as one without any value. Default `1MiB`.
     #[schemars(extend("examples" = ["4MiB"]))]
     pub(crate) max: Option<Text<Size>>,
-}
-
-/// A cost named in a header or the body of the request, or settled by the response.
-#[derive(Debug, serde::Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct CostHeader {
-    /// The request's header with the cost, in ASCII digits. A header that begins with `weir-` is not forwarded. Required
-    /// without `json` and `settle`.
-    #[schemars(extend("examples" = ["weir-cost"]))]
-    pub(crate) header: Option<String>,
-    /// The place of the cost in the request's JSON body, a whole number, in place of `header`.
-    #[schemars(extend("examples" = ["n", "parameters.sampleCount"]))]
-    pub(crate) json: Option<String>,
-    /// The cost of a request that names none, 1 to 1000000000. Default `1`.
-    #[schemars(range(min = 1, max = 1_000_000_000), extend("examples" = [1]))]
-    pub(crate) default: Option<i64>,
-    /// The largest cost that a request may name, 1 to 1000000000; a larger one gets 400. Default: the smallest `rate`
-    /// (for a `token_bucket`, `burst`) of the limiters.
-    #[schemars(range(min = 1, max = 1_000_000_000), extend("examples" = [100]))]
-    pub(crate) max: Option<i64>,
-    /// Settlement by the response: a higher cost is charged afterwards, a lower one is given back.
-    #[schemars(extend("examples" = [{"header": "x-cost", "free": [304]}, {"json": "usage.total_tokens"}]))]
-    pub(crate) settle: Option<Settle>,
-}
-
-impl LongForm for CostHeader {
-    const EXPECTED: &'static str =
-        "a whole number of permits, or a mapping with `header`, `json` or `settle`";
-}
-
-/// Settlement of the cost by the response.
-#[derive(Debug, serde::Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Settle {
-    /// The response's header with the cost, in ASCII digits, 0 to 1000000000.
-    #[schemars(extend("examples" = ["x-cost"]))]
-    pub(crate) header: Option<String>,
-    /// The place of the cost in a response's JSON body, or in the events of a stream (`data:` lines), where no header names it: a whole
-    /// number, 0 to 1000000000. A path, or a list of up to 8; the largest of all numbers that come counts. The upstream is asked for
-    /// a body without compression. A response without the number leaves the cost as it is, and one that breaks off gives nothing back.
-    #[schemars(extend("examples" = ["usage.total_tokens", ["usage.total_tokens", "response.usage.total_tokens"]]))]
-    pub(crate) json: Option<Paths>,
-    /// The statuses of responses that cost nothing, such as 304.
-    #[schemars(extend("examples" = [[304]]))]
-    pub(crate) free: Option<Vec<i64>>,
 }
 
 /// The retries of a request.

@@ -63,6 +63,9 @@ fn asks((matches, limiters, costs): (&Match, &[&Keyed], &[&Cost])) -> Option<Str
     if matches.json.is_some() {
         return Some("`match.json` looks into bodies".to_owned());
     }
+    if costs.iter().any(|cost| matches!(cost, Cost::Estimate(_))) {
+        return Some("the estimate of a `cost` looks into bodies".to_owned());
+    }
     if costs.iter().any(|cost| matches!(cost, Cost::Json { .. })) {
         return Some("`cost.json` looks into bodies".to_owned());
     }

@@ -1,13 +1,17 @@
 //! `routes.cost`: the permits that a request takes, and their settlement by the response.
 
+use std::sync::Arc;
+
 use super::check::Check;
 use super::headers::{is_own, named_header};
 use super::json::{json_path, json_paths};
 use super::limiter::Keyed;
 use super::place::{At, Given, all, key};
-use crate::config::model::{Cost, Settle};
+use crate::config::model::{Combine, Cost, Estimate, JsonPath, Settle, Usage, Weights};
+use crate::config::presets::PRESETS;
+use crate::config::presets::preset::Preset;
 use crate::config::problem::quoted;
-use crate::config::schema::{self, Form};
+use crate::config::schema::{self, Form, Paths};
 use crate::limiter::model::limit::{Mode, Permits, RATE_MAX};
 
 pub(super) type Written = Option<Form<schema::Cost, schema::CostHeader>>;
@@ -28,19 +32,95 @@ pub(super) fn cost(check: &mut Check<'_>, given: &Given<'_, Written>, limiters: 
 pub(super) fn settle(check: &mut Check<'_>, given: &Given<'_, Written>) -> Option<Option<Settle>> {
     let Some(Form::Long(cost)) = given.value else { return Some(None) };
     let cost = Given::new(cost, given.at.clone());
-    key!(cost.settle).checked(|settle| {
+    // An unknown one is reported with the cost.
+    let preset = cost.value.tokens.as_deref().and_then(preset_of);
+    let absent = schema::Settle::default();
+    if !key!(cost.settle).at.is_given() && preset.is_none() {
+        return Some(None);
+    }
+    let settle = key!(cost.settle).or(&absent);
+    let written = settle.value;
+    let combine = cost.value.estimate.as_ref().and_then(|estimate| estimate.combine);
+    let usage = usage(check, &settle, (preset, combine));
+    let is_empty = written.header.is_none() && written.json.is_none() && written.free.is_none();
+    if is_empty && matches!(usage, Some(None)) {
+        return check.refuse(&settle.at, "needs `header`, `json`, `free`, or `input` or `output`");
+    }
+    let json = key!(settle.json).checked(|paths| json_paths(check, &paths));
+    if matches!(usage, Some(Some(_))) && written.json.is_some() {
+        check.problem_of_key(
+            &key!(settle.json).at,
+            "not beside `input`, `output` and `tokens`: one of both tells the cost",
+        );
+        return None;
+    }
+    let header = key!(settle.header).checked(|name| named_header(check, &name, "x-cost"));
+    let free = all(key!(settle.free).items().map(|status| {
+        let code = u16::try_from(*status.value).ok().filter(|code| (200..600).contains(code));
+        code.or_else(|| check.refuse(&status.at, "expected a status from 200 to 599, such as 304"))
+    }));
+    Some(Some(Settle {
+        header: header?,
+        json: json?.unwrap_or_default(),
+        free: free?,
+        usage: usage?.map(Arc::new),
+    }))
+}
+
+/// The most places of one settlement.
+const USAGE_PATHS_MAX: usize = 16;
+
+/// Checks the numbers in responses that make up the cost. The outer `None` is a problem, the inner one none of them.
+fn usage(
+    check: &mut Check<'_>,
+    settle: &Given<'_, schema::Settle>,
+    (preset, combine): (Option<&Preset>, Option<Combine>),
+) -> Option<Option<Usage>> {
+    let mut places = |given: &Given<'_, Option<Paths>>, of_preset: fn(&Preset) -> &'static [&'static str]| {
+        let own = given.checked(|paths| json_paths(check, &paths))?;
+        Some(own.unwrap_or_else(|| parsed(preset.map(of_preset).unwrap_or_default())))
+    };
+    let input = places(&key!(settle.input), |preset| preset.input);
+    let output = places(&key!(settle.output), |preset| preset.output);
+    let plus = places(&key!(settle.plus), |preset| preset.plus);
+    let cached = places(&key!(settle.cached), |preset| preset.cached);
+    let absent = schema::Weights::default();
+    let weights = key!(settle.weights).or(&absent);
+    let of_preset = preset.map_or(Weights { input: 1, output: 1, cached: 0 }, |preset| preset.weights);
+    let weights = Weights {
+        input: check.count(&key!(weights.input), of_preset.input, 0..=1000)?,
+        output: check.count(&key!(weights.output), of_preset.output, 0..=1000)?,
+        cached: check.count(&key!(weights.cached), of_preset.cached, 0..=1000)?,
+    };
+    let (input, output, plus, cached) = (input?, output?, plus?, cached?);
+    if input.is_empty() && output.is_empty() {
         let written = settle.value;
-        if written.header.is_none() && written.json.is_none() && written.free.is_none() {
-            return check.refuse(&settle.at, "needs `header`, `json` or `free`");
+        let given = [
+            written.plus.is_some(),
+            written.cached.is_some(),
+            written.weights.is_some(),
+            written.refund.is_some(),
+        ];
+        if given.contains(&true) {
+            return check.refuse(&settle.at, "needs `input` or `output` for these keys");
         }
-        let json = key!(settle.json).checked(|paths| json_paths(check, &paths));
-        let header = key!(settle.header).checked(|name| named_header(check, &name, "x-cost"));
-        let free = all(key!(settle.free).items().map(|status| {
-            let code = u16::try_from(*status.value).ok().filter(|code| (200..600).contains(code));
-            code.or_else(|| check.refuse(&status.at, "expected a status from 200 to 599, such as 304"))
-        }));
-        Some(Settle { header: header?, json: json?.unwrap_or_default(), free: free? })
-    })
+        return Some(None);
+    }
+    if input.len() + output.len() + plus.len() + cached.len() > USAGE_PATHS_MAX {
+        return check.refuse(&settle.at, format!("has more than {USAGE_PATHS_MAX} paths together"));
+    }
+    let combine = combine.or(preset.map(|preset| preset.combine)).unwrap_or_default();
+    let refund = settle.value.refund.or(preset.map(|preset| preset.refund)).unwrap_or_default();
+    Some(Some(Usage { input, output, plus, cached, weights, combine, refund }))
+}
+
+fn preset_of(name: &str) -> Option<&'static Preset> {
+    PRESETS.iter().find(|(known, _)| *known == name).map(|(_, preset)| preset)
+}
+
+/// Returns the paths of a preset, which are all valid.
+fn parsed(paths: &[&str]) -> Vec<JsonPath> {
+    paths.iter().filter_map(|path| JsonPath::parse(path)).collect()
 }
 
 fn long_form(
@@ -48,6 +128,17 @@ fn long_form(
     cost: &Given<'_, schema::CostHeader>,
     limiters: &[&Keyed],
 ) -> Option<Cost> {
+    let named_by = [key!(cost.header).at, key!(cost.json).at];
+    if key!(cost.tokens).at.is_given() || key!(cost.estimate).at.is_given() {
+        if let Some(other) = named_by.iter().find(|at| at.is_given()) {
+            check.problem_of_key(
+                other,
+                "not beside `tokens` or `estimate`: one of both says what a request costs",
+            );
+            return None;
+        }
+        return estimate(check, cost, limiters);
+    }
     match (key!(cost.header).get(), key!(cost.json).get()) {
         (Some(_), Some(json)) => {
             check.problem_of_key(&json.at, "`header` and `json` exclude each other");
@@ -70,9 +161,71 @@ fn long_form(
     }
 }
 
+/// Checks an estimate: that of a preset, with what is given beside it.
+fn estimate(
+    check: &mut Check<'_>,
+    cost: &Given<'_, schema::CostHeader>,
+    limiters: &[&Keyed],
+) -> Option<Cost> {
+    let preset = key!(cost.tokens).checked(|name| {
+        let known = preset_of(name.value);
+        if known.is_none() {
+            let names: Vec<&str> = PRESETS.iter().map(|(name, _)| *name).collect();
+            check.reference("preset", &name, &names);
+        }
+        known
+    })?;
+    for (at, name) in [(key!(cost.default).at, "default"), (key!(cost.max).at, "max")] {
+        if at.is_given() {
+            check.problem_of_key(
+                &at,
+                format!(
+                    "not with an estimate: `estimate.{}` says it",
+                    if name == "max" { "max" } else { "output.otherwise" }
+                ),
+            );
+            return None;
+        }
+    }
+    let (absent, no_input, no_output) =
+        (schema::Estimate::default(), schema::EstimateInput::default(), schema::EstimateOutput::default());
+    let estimate = key!(cost.estimate).or(&absent);
+    let (input, output) = (key!(estimate.input), key!(estimate.output));
+    let has_output = output.at.is_given();
+    let (input, output) = (input.or(&no_input), output.or(&no_output));
+    let bytes_per_permit = check.count(&key!(input.bytes_per_permit), 3, 1..=1000);
+    let image = check.count(&key!(input.image), 1000, 0..=1_000_000);
+    let otherwise = preset.map_or(if has_output { 1000 } else { 0 }, |preset| preset.otherwise);
+    let otherwise = check.count(&key!(output.otherwise), otherwise, 0..=1_000_000);
+    let mut places = |given: &Given<'_, Option<Paths>>, of_preset: fn(&Preset) -> &'static [&'static str]| {
+        let own = given.checked(|paths| json_paths(check, &paths))?;
+        Some(own.unwrap_or_else(|| parsed(preset.map(of_preset).unwrap_or_default())))
+    };
+    let of = places(&key!(input.of), |preset| preset.of);
+    let first_of = places(&key!(output.first_of), |preset| preset.first_of);
+    let times_first_of = places(&key!(output.times_first_of), |preset| preset.times_first_of);
+    let enforced = limiters.iter().filter(|(limiter, _)| limiter.mode == Mode::Enforce);
+    let grantable = enforced.map(|(limiter, _)| limiter.cost_max_anywhere()).min();
+    let max = key!(estimate.max).checked(|_| permits(check, &key!(estimate.max)));
+    let max = max.and_then(|max| max.or(grantable).or_else(|| Permits::new(RATE_MAX.into())))?;
+    if !can_be_granted(check, max, limiters, &key!(estimate.max).at) {
+        return None;
+    }
+    Some(Cost::Estimate(Arc::new(Estimate {
+        bytes_per_permit: bytes_per_permit?,
+        of: of?,
+        image: image?,
+        first_of: first_of?,
+        otherwise: otherwise?,
+        times_first_of: times_first_of?,
+        combine: estimate.value.combine.or(preset.map(|preset| preset.combine)).unwrap_or_default(),
+        max,
+    })))
+}
+
 fn fixed(check: &mut Check<'_>, cost: &Given<'_, schema::CostHeader>, limiters: &[&Keyed]) -> Option<Cost> {
     if cost.value.settle.is_none() {
-        return check.refuse(&cost.at, "needs `header`, `json` or `settle`");
+        return check.refuse(&cost.at, "needs `header`, `json`, `tokens`, `estimate` or `settle`");
     }
     if cost.value.max.is_some() {
         check.problem_of_key(

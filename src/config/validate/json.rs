@@ -25,7 +25,8 @@ pub(super) fn json_values(
 
 /// Parses a path that is the value of a key.
 pub(super) fn json_path(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<JsonPath> {
-    JsonPath::parse(given.value).or_else(|| check.refuse(&given.at, PATH_EXPECTED))
+    let path = given.value.strip_prefix("json:").unwrap_or(given.value);
+    JsonPath::parse(path).or_else(|| check.refuse(&given.at, PATH_EXPECTED))
 }
 
 /// Parses one path, or a list of them.

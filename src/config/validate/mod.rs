@@ -79,10 +79,12 @@ pub(crate) fn validate(
     };
     let routes = route::routes(&mut check, &key!(file.routes), &names);
     sharing::check_routes(&mut check, &file, &limiters, &routes);
+    sharing::check_policies(&mut check, &file, &limiters, &routes);
     if !check.report.is_empty() {
         return None;
     }
     warnings::warn(&mut check, &file, &routes);
+    sharing::warn_of_sets(&mut check, &file, &routes);
     let (listen, server, admin, log, store) = (listen?, server?, admin?, log?, store?);
     let limiters = sharing::with_orders(limiters, &routes);
     // The first 16 hex digits.

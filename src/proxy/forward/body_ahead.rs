@@ -40,8 +40,8 @@ pub(crate) async fn read(
     request: &mut Request<ClientBody>,
 ) -> Result<BodyFacts, ProxyError> {
     let length = request.body().size_hint().exact();
-    if length.is_some_and(|length| length > asked.bytes_max) {
-        return Ok(BodyFacts::nothing());
+    if let Some(length) = length.filter(|length| *length > asked.bytes_max) {
+        return Ok(BodyFacts::unlooked(length));
     }
     let coding = coding::name(request.headers());
     let mut reading = Reading::new(request.body_mut(), asked.bytes_max, table.body_memory());
@@ -55,13 +55,13 @@ pub(crate) async fn read(
             in_time.unwrap_or(Err(ProxyError::RequestTimeout))?
         }
     };
-    let blocks = std::mem::take(&mut reading.blocks);
+    let (blocks, read) = (std::mem::take(&mut reading.blocks), reading.bytes);
     if end == End::NoMemory && asked.is_vital {
         return Err(ProxyError::NoBodyMemory);
     }
     let facts = match end {
         End::Whole => facts(&blocks, &coding, asked.bytes_max, table),
-        End::TooLarge | End::NoMemory => BodyFacts::nothing(),
+        End::TooLarge | End::NoMemory => BodyFacts::unlooked(length.unwrap_or(read)),
     };
     let last = reading.last.take();
     let pieces = blocks.into_iter().map(|block| Frame::data(Bytes::from_owner(block))).chain(last);
@@ -108,7 +108,7 @@ fn facts(blocks: &VecDeque<Block>, coding: &str, bytes_max: u64, table: &Table) 
             &joined
         }
     };
-    BodyFacts::of(body, coding, bytes_max, table.json_paths())
+    BodyFacts::of(body, coding, bytes_max, table.body_paths())
 }
 
 /// The end of reading.

@@ -67,7 +67,7 @@ pub(crate) fn handle(
         // Behind it the client sends what it means for the other end of a tunnel, which must not be read as a request.
         client.unread.set();
     }
-    let has_facts = !table.json_paths().is_empty() && !http_body::Body::is_end_stream(request.body());
+    let has_facts = !table.body_paths().is_empty() && !http_body::Body::is_end_stream(request.body());
     let body = if has_facts { BodyFacts::unread() } else { BodyFacts::nothing() };
     let made = Plan::make(table, client.sender(), &request, (flags, arrived, &body), &mut *record);
     if let Some(asked) = body.asked()

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use http::Response;
 
 use super::plan::Plan;
-use crate::config::model::Settle;
+use crate::config::model::{JsonPath, Settle, Usage};
 use crate::limiter::model::RATE_MAX;
 use crate::limiter::{Partition, Receipt};
 use crate::proxy::messages::body_numbers::BodyNumbers;
-use crate::proxy::messages::settle;
+use crate::proxy::messages::{response, settle};
 use crate::proxy::route::table::Route;
 
 /// Costs that the body of a response settles.
@@ -31,18 +31,28 @@ enum Part {
     Told(u64),
     /// Its body may tell it.
     Body(Box<BodyNumbers>),
+    /// Numbers in its body make it up.
+    Usage(Box<BodyNumbers>, Arc<Usage>),
 }
 
 impl Part {
-    fn of<B>(settle: Option<&Settle>, response: &Response<B>) -> Part {
-        let (status, headers) = (response.status(), response.headers());
+    fn of<B>(settle: Option<&Settle>, answer: &Response<B>) -> Part {
+        let (status, headers) = (answer.status(), answer.headers());
         let Some(settle) = settle else { return Part::Nothing };
         if let Some(cost) = settle::cost_settled(status, headers, settle) {
             return Part::Told(cost);
         }
-        let is_read = !settle.json.is_empty();
-        let numbers = is_read.then(|| BodyNumbers::of(headers, &settle.json, RATE_MAX.into())).flatten();
-        numbers.map_or(Part::Nothing, |numbers| Part::Body(Box::new(numbers)))
+        let numbers = |paths: &[JsonPath]| BodyNumbers::of(headers, paths, RATE_MAX.into()).map(Box::new);
+        match &settle.usage {
+            // It has not come to a token.
+            Some(usage) if usage.refund && response::is_before_any_work(status) => Part::Told(0),
+            Some(_) if !status.is_success() => Part::Nothing,
+            Some(usage) => {
+                numbers(&usage.paths()).map_or(Part::Nothing, |it| Part::Usage(it, Arc::clone(usage)))
+            }
+            None if settle.json.is_empty() => Part::Nothing,
+            None => numbers(&settle.json).map_or(Part::Nothing, Part::Body),
+        }
     }
 
     /// Returns the true cost, as far as it is known, of a request that has taken so much. Of a body that has broken off nobody knows what
@@ -55,6 +65,17 @@ impl Part {
                 Some(cost) if is_whole || cost > taken => cost,
                 _ => taken,
             },
+            Part::Usage(numbers, usage) => match usage.cost(numbers.each()) {
+                Some(cost) if (is_whole && usage.refund) || cost > taken => cost.min(RATE_MAX.into()),
+                _ => taken,
+            },
+        }
+    }
+
+    fn numbers(&mut self) -> Option<&mut BodyNumbers> {
+        match self {
+            Part::Nothing | Part::Told(_) => None,
+            Part::Body(numbers) | Part::Usage(numbers, _) => Some(numbers),
         }
     }
 }
@@ -74,7 +95,7 @@ impl Settling {
             partitions: plan.partitions.clone(),
             receipt: receipt.clone(),
         };
-        if settling.parts.iter().any(|part| matches!(part, Part::Body(_))) {
+        if settling.parts.iter().any(|part| matches!(part, Part::Body(_) | Part::Usage(..))) {
             return Some(Box::new(settling));
         }
         settling.end(true);
@@ -84,7 +105,7 @@ impl Settling {
     /// Looks at a further piece of the body.
     pub(crate) fn see(&mut self, piece: &[u8]) {
         for part in &mut self.parts {
-            if let Part::Body(numbers) = part {
+            if let Some(numbers) = part.numbers() {
                 numbers.see(piece);
             }
         }

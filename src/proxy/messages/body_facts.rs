@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::coding;
 use super::json_values::{Found, values_at};
+use super::text_sizes::{TextSize, sizes_at};
 use crate::config::model::JsonPath;
 use crate::proxy::error::ProxyError;
 
@@ -20,6 +21,56 @@ enum State {
     /// The body has not been read. Until then it is as one without facts.
     Unread(Cell<Option<Asked>>),
     Known(Known),
+    /// It is too large to be looked into, or no JSON: so many bytes.
+    Unlooked(u64),
+}
+
+/// The places that are looked at in bodies.
+#[derive(Debug, Default)]
+pub(crate) struct BodyPaths {
+    /// Those of values.
+    values: Vec<JsonPath>,
+    /// Those of texts that are measured.
+    texts: Vec<JsonPath>,
+    /// True if the length of whole bodies is of use.
+    has_lengths: bool,
+}
+
+impl BodyPaths {
+    /// Adds the place of a value.
+    pub(crate) fn add_value(&mut self, path: &JsonPath) {
+        if !self.values.contains(path) {
+            self.values.push(path.clone());
+        }
+    }
+
+    /// Adds the places of texts; of none, the whole body is measured.
+    pub(crate) fn add_texts(&mut self, paths: &[JsonPath]) {
+        self.has_lengths = true;
+        for path in paths {
+            if !self.texts.contains(path) {
+                self.texts.push(path.clone());
+            }
+        }
+    }
+
+    /// Returns whether nothing of bodies is looked at.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.values.is_empty() && !self.has_lengths
+    }
+}
+
+/// The content of a body, as far as it is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// There is none.
+    Nothing,
+    /// It has not been read.
+    Unread,
+    /// It has so many bytes, and is not looked into.
+    Length(u64),
+    /// It is JSON of so many bytes.
+    Json(u64),
 }
 
 /// The decisions that need a body.
@@ -35,9 +86,11 @@ pub(crate) struct Asked {
 
 /// A body that was read.
 struct Known {
-    paths: Arc<[JsonPath]>,
-    /// The value at each path.
+    paths: Arc<BodyPaths>,
+    /// The value at each path of one.
     found: Vec<Found>,
+    /// The size of the text at each path of one.
+    sizes: Vec<Option<TextSize>>,
     /// The larger one of its sizes, with and without its content coding.
     bytes: u64,
 }
@@ -53,14 +106,22 @@ impl BodyFacts {
         BodyFacts(State::Unread(Cell::new(None)))
     }
 
+    /// Returns those of a body of so many bytes that is not looked into: it has no values.
+    pub(crate) fn unlooked(bytes: u64) -> BodyFacts {
+        BodyFacts(State::Unlooked(bytes))
+    }
+
     /// Reads a whole body in a content coding. One that is larger than `bytes_max`, with or without the coding, or is no JSON, has no
-    /// facts.
-    pub(crate) fn of(body: &[u8], coding: &str, bytes_max: u64, paths: &Arc<[JsonPath]>) -> BodyFacts {
+    /// values.
+    pub(crate) fn of(body: &[u8], coding: &str, bytes_max: u64, paths: &Arc<BodyPaths>) -> BodyFacts {
         let plain = coding::whole(coding, body, usize::try_from(bytes_max).unwrap_or(usize::MAX));
-        let read = plain.and_then(|plain| Some((values_at(&plain, paths)?, plain.len())));
-        let Some((found, length)) = read else { return BodyFacts::nothing() };
+        let read = plain.and_then(|plain| {
+            let sizes = if paths.texts.is_empty() { Vec::new() } else { sizes_at(&plain, &paths.texts) };
+            Some((values_at(&plain, &paths.values)?, sizes, plain.len()))
+        });
+        let Some((found, sizes, length)) = read else { return BodyFacts::unlooked(body.len() as u64) };
         let bytes = length.max(body.len()) as u64;
-        BodyFacts(State::Known(Known { paths: Arc::clone(paths), found, bytes }))
+        BodyFacts(State::Known(Known { paths: Arc::clone(paths), found, sizes, bytes }))
     }
 
     /// Returns whether the body has still to be read.
@@ -72,7 +133,7 @@ impl BodyFacts {
     pub(crate) fn asked(&self) -> Option<Asked> {
         match &self.0 {
             State::Unread(asked) => asked.get(),
-            State::Nothing | State::Known(_) => None,
+            State::Nothing | State::Known(_) | State::Unlooked(_) => None,
         }
     }
 
@@ -121,9 +182,30 @@ impl<'a> Body<'a> {
         self.value(path, false)
     }
 
+    /// Returns how much there is of the body, on which the cost alone depends.
+    pub(crate) fn content(self) -> Content {
+        match &self.facts.0 {
+            State::Nothing => Content::Nothing,
+            State::Unread(_) => {
+                self.facts.ask(Asked { rank: None, bytes_max: self.bytes_max, is_vital: false });
+                Content::Unread
+            }
+            State::Unlooked(bytes) => Content::Length(*bytes),
+            State::Known(known) if known.bytes > self.bytes_max => Content::Length(known.bytes),
+            State::Known(known) => Content::Json(known.bytes),
+        }
+    }
+
+    /// Returns the size of the text at a path; `None` without one.
+    pub(crate) fn size(self, path: &JsonPath) -> Option<TextSize> {
+        let State::Known(known) = &self.facts.0 else { return None };
+        let place = known.paths.texts.iter().position(|known| known == path)?;
+        known.sizes.get(place).copied().flatten()
+    }
+
     fn value(self, path: &JsonPath, is_vital: bool) -> Result<Option<&'a str>, ProxyError> {
         let known = match &self.facts.0 {
-            State::Nothing => return Ok(None),
+            State::Nothing | State::Unlooked(_) => return Ok(None),
             State::Unread(_) => {
                 self.facts.ask(Asked { rank: None, bytes_max: self.bytes_max, is_vital });
                 return Ok(None);
@@ -131,7 +213,7 @@ impl<'a> Body<'a> {
             State::Known(known) if known.bytes > self.bytes_max => return Ok(None),
             State::Known(known) => known,
         };
-        let place = known.paths.iter().position(|known| known == path);
+        let place = known.paths.values.iter().position(|known| known == path);
         match place.and_then(|place| known.found.get(place)) {
             None | Some(Found::Nothing) => Ok(None),
             Some(Found::Value(value)) => Ok(Some(value)),
@@ -164,7 +246,9 @@ mod tests {
 
     #[test]
     fn a_body_has_its_facts_up_to_the_size_that_a_route_looks_into() {
-        let paths: Arc<[JsonPath]> = [path("model"), path("n")].into();
+        let mut paths = BodyPaths::default();
+        [path("model"), path("n")].iter().for_each(|path| paths.add_value(path));
+        let paths = Arc::new(paths);
         let body = br#"{"model": "a", "n": 1, "N": 2}"#;
         let length = body.len() as u64;
         let facts = BodyFacts::of(body, "", length, &paths);

@@ -50,7 +50,12 @@ impl BodyNumbers {
 
     /// Returns the largest number that was found at any of the paths.
     pub(crate) fn largest(&self) -> Option<u64> {
-        self.scanner.largest
+        self.each().iter().flatten().copied().max()
+    }
+
+    /// Returns the largest number that was found at each path, in their order.
+    pub(crate) fn each(&self) -> &[Option<u64>] {
+        self.scanner.largest()
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn to_upstream(headers: &mut HeaderMap, rule: &Rule, host: &HeaderVal
         Some(Err(_)) => headers.remove(HOST),
         None => headers.insert(HOST, host.clone()),
     };
-    if rule.settles().any(|settle| !settle.json.is_empty()) {
+    if rule.settles().any(|settle| settle.reads_bodies()) {
         // So that the body can be looked into.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }

@@ -16,6 +16,7 @@ use crate::config::model::{Cost, Route};
 use crate::config::units;
 use crate::limiter::model::{Costs, Permits};
 use crate::proxy::error::ProxyError;
+use crate::proxy::messages::estimate::estimate;
 
 /// The name of weir in `Via`. All replicas share it, because a loop through a load balancer seldom returns to the same
 /// replica.
@@ -142,6 +143,7 @@ pub(crate) fn costs(headers: &EndToEnd<'_>, body: Body<'_>, rule: &Route) -> Res
 pub(crate) fn cost(headers: &EndToEnd<'_>, body: Body<'_>, rule: &Cost) -> Result<Permits, ProxyError> {
     let (named, name, default, max): (_, &dyn Display, _, _) = match rule {
         Cost::Fixed(cost) => return Ok(*cost),
+        Cost::Estimate(rule) => return estimate(body, rule),
         Cost::Header { name, default, max } => (headers.one(name)?, name, *default, *max),
         Cost::Json { path, default, max } => {
             (body.useful(path)?.map(|value| Cow::Borrowed(value.as_bytes())), path, *default, *max)

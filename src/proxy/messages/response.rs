@@ -143,6 +143,11 @@ pub(crate) fn length_unsent(status: StatusCode, headers: &HeaderMap) -> Option<u
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
+/// Returns whether a response says that the upstream has done nothing of what was asked.
+pub(crate) fn is_before_any_work(status: StatusCode) -> bool {
+    status.is_client_error() || status == StatusCode::SERVICE_UNAVAILABLE
+}
+
 /// Returns whether an upstream's response says that its quota is spent.
 pub(crate) fn is_rejection(status: StatusCode, headers: &HeaderMap) -> bool {
     status == StatusCode::TOO_MANY_REQUESTS

@@ -12,10 +12,11 @@ use super::breaker::Breaker;
 use super::callers::Callers;
 use super::retry_budget::RetryBudget;
 use super::router::{Index, Mismatch, Target, mismatch};
-use crate::config::model::{Clients, Config, Cost, JsonPath, KeyPart, Route as Rule, Server};
+use crate::config::model::{Clients, Config, Cost, KeyPart, Route as Rule, Server};
 use crate::limiter::LimiterSet;
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::tls::Acceptor;
+use crate::proxy::messages::body_facts::BodyPaths;
 use crate::proxy::net::body_memory::BodyMemory;
 use crate::proxy::upstream::answer_times::AnswerTimes;
 use crate::proxy::upstream::upstream::Upstream;
@@ -56,31 +57,33 @@ pub(crate) fn no_trailers(rule: &Rule) -> Arc<[HeaderName]> {
     });
     let costs = rule.costs().filter_map(|cost| match cost {
         Cost::Header { name, .. } => Some(name),
-        Cost::Fixed(_) | Cost::Json { .. } => None,
+        Cost::Fixed(_) | Cost::Json { .. } | Cost::Estimate(_) => None,
     });
     let pairs = rule.matches.headers.iter().chain(&rule.set_headers).map(|(name, _)| name);
     keys.chain(costs).chain(pairs).chain(&rule.remove_headers).cloned().collect()
 }
 
 /// Returns the places in bodies that the routes name, each once.
-fn json_paths(routes: &[Arc<Route>]) -> Arc<[JsonPath]> {
-    let mut paths: Vec<JsonPath> = Vec::new();
+fn body_paths(routes: &[Arc<Route>]) -> Arc<BodyPaths> {
+    let mut paths = BodyPaths::default();
     for rule in routes.iter().map(|route| &route.rule) {
         let Rule { matches, limiters, flow, .. } = rule;
         let conditions = matches.json.iter().flat_map(|json| &json.values).map(|(path, _)| path);
         let keys = limiters.iter().flat_map(|(_, key)| key.iter());
         let parts = keys.chain(flow.iter()).filter_map(KeyPart::json_path);
-        let costs = rule.costs().filter_map(|cost| match cost {
-            Cost::Json { path, .. } => Some(path),
-            Cost::Fixed(_) | Cost::Header { .. } => None,
-        });
-        for path in conditions.chain(parts).chain(costs) {
-            if !paths.contains(path) {
-                paths.push(path.clone());
+        conditions.chain(parts).for_each(|path| paths.add_value(path));
+        for cost in rule.costs() {
+            match cost {
+                Cost::Json { path, .. } => paths.add_value(path),
+                Cost::Estimate(estimate) => {
+                    estimate.values().for_each(|path| paths.add_value(path));
+                    paths.add_texts(&estimate.of);
+                }
+                Cost::Fixed(_) | Cost::Header { .. } => {}
             }
         }
     }
-    paths.into()
+    Arc::new(paths)
 }
 
 /// All routes of one configuration, and its settings for connections and clients.
@@ -94,7 +97,7 @@ pub(crate) struct Table {
     tls: Option<Acceptor>,
     access_log: Option<AccessRule>,
     /// The places in bodies that the routes look at.
-    json_paths: Arc<[JsonPath]>,
+    body_paths: Arc<BodyPaths>,
     /// The memory for what is read ahead.
     body_memory: Arc<BodyMemory>,
 }
@@ -110,8 +113,8 @@ impl Table {
     ) -> Table {
         let index = Index::new(routes.iter().map(|route| &route.rule.matches));
         let (server, clients) = (Arc::new(config.server.clone()), config.clients.clone());
-        let (access_log, json_paths) = (config.log.access, json_paths(&routes));
-        Table { routes, index, no_route, server, clients, tls, access_log, json_paths, body_memory }
+        let (access_log, body_paths) = (config.log.access, body_paths(&routes));
+        Table { routes, index, no_route, server, clients, tls, access_log, body_paths, body_memory }
     }
 
     /// Returns the route of a request.
@@ -126,8 +129,8 @@ impl Table {
     }
 
     /// Returns the places in bodies that any route looks at; most configurations have none.
-    pub(crate) fn json_paths(&self) -> &Arc<[JsonPath]> {
-        &self.json_paths
+    pub(crate) fn body_paths(&self) -> &Arc<BodyPaths> {
+        &self.body_paths
     }
 
     /// Returns the memory for what is read ahead.

@@ -7,21 +7,21 @@ use super::find;
 use crate::config::model::JsonPath;
 
 /// The most paths: the bits of [`Ways`].
-const PATHS_MAX: usize = 8;
+const PATHS_MAX: usize = 16;
 /// The most steps of a path.
 const STEPS_MAX: usize = 16;
 /// The longest number that is read.
 const DIGITS_MAX: usize = 24;
 
 /// The paths that lead through a place, one bit for each.
-type Ways = u8;
+type Ways = u16;
 
-/// The place in a sequence of documents, and the largest number at any of the paths.
+/// The place in a sequence of documents, and the largest number at each of the paths.
 pub(super) struct Scanner {
     paths: Vec<Path>,
     /// The largest number that is believed.
     max: u64,
-    pub(super) largest: Option<u64>,
+    largest: [Option<u64>; PATHS_MAX],
     state: State,
     /// The mappings and lists around the place, from the outermost on.
     around: [Around; STEPS_MAX],
@@ -82,7 +82,7 @@ impl Scanner {
         let mut scanner = Scanner {
             paths,
             max,
-            largest: None,
+            largest: [None; PATHS_MAX],
             state: State::Value,
             around: [Around::default(); STEPS_MAX],
             depth: 0,
@@ -92,6 +92,11 @@ impl Scanner {
         };
         scanner.restart();
         scanner
+    }
+
+    /// Returns the largest number at each path.
+    pub(super) fn largest(&self) -> &[Option<u64>] {
+        &self.largest[..self.paths.len()]
     }
 
     /// Begins a new document, wherever the last one has ended.
@@ -226,7 +231,9 @@ impl Scanner {
     fn found(&mut self) {
         let text = self.number.get(..self.digits).and_then(|digits| std::str::from_utf8(digits).ok());
         let number = text.and_then(|text| text.parse::<u64>().ok()).filter(|number| *number <= self.max);
-        self.largest = self.largest.max(number);
+        let ways = self.of_length(self.depth);
+        let wanted = self.largest.iter_mut().enumerate().filter(|(path, _)| ways & 1 << path != 0);
+        wanted.for_each(|(_, largest)| *largest = (*largest).max(number));
     }
 
     /// Steps over what stands between names and values.

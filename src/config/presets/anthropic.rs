@@ -1,0 +1,29 @@
+//! Anthropic: messages. Input and output are two limits.
+//!
+//! By "Rate limits", <https://docs.claude.com/en/api/rate-limits>, as of November 2026: input counts `input_tokens` and
+//! `cache_creation_input_tokens`; what is read from a cache does not count, but for some older models. Output is counted as it is made, and
+//! `max_tokens` does not count. `max_tokens` is the estimate all the same, because no answer is longer; the rest is given back.
+
+use super::preset::{NONE, Preset};
+use crate::config::costs::Combine;
+
+/// The input of a minute.
+pub(super) const INPUT: Preset = Preset {
+    of: &["messages", "system", "tools"],
+    combine: Combine::Input,
+    input: &["usage.input_tokens", "message.usage.input_tokens"],
+    plus: &["usage.cache_creation_input_tokens", "message.usage.cache_creation_input_tokens"],
+    refund: true,
+    ..NONE
+};
+
+/// The output of a minute.
+pub(super) const OUTPUT: Preset = Preset {
+    of: &["messages", "system", "tools"],
+    first_of: &["max_tokens"],
+    otherwise: 4096,
+    combine: Combine::Output,
+    output: &["usage.output_tokens", "message.usage.output_tokens"],
+    refund: true,
+    ..NONE
+};

@@ -1,0 +1,15 @@
+//! Gemini.
+//!
+//! By "Rate limits", <https://ai.google.dev/gemini-api/docs/rate-limits>, as of November 2026: tokens per minute are those of the input. It does
+//! not say when they are counted, nor whether cached ones are free: they count here, when the request comes, and nothing is given back.
+
+use super::preset::{NONE, Preset};
+use crate::config::costs::Combine;
+
+/// The input of a minute.
+pub(super) const GEMINI: Preset = Preset {
+    of: &["contents", "systemInstruction", "system_instruction", "tools", "requests"],
+    combine: Combine::Input,
+    input: &["usageMetadata.promptTokenCount", "0.usageMetadata.promptTokenCount"],
+    ..NONE
+};

@@ -1,0 +1,48 @@
+//! What a preset says.
+
+use crate::config::costs::{Combine, Weights};
+
+/// How a provider counts the tokens of a request.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::config) struct Preset {
+    /// The places of what goes in.
+    pub(in crate::config) of: &'static [&'static str],
+    /// The places of the largest output.
+    pub(in crate::config) first_of: &'static [&'static str],
+    /// The output of a request that names none.
+    pub(in crate::config) otherwise: u32,
+    /// The places of the number of answers.
+    pub(in crate::config) times_first_of: &'static [&'static str],
+    /// What counts of input and output.
+    pub(in crate::config) combine: Combine,
+    /// The places of the input in a response.
+    pub(in crate::config) input: &'static [&'static str],
+    /// The places of the output in a response.
+    pub(in crate::config) output: &'static [&'static str],
+    /// The places of what is added to the input.
+    pub(in crate::config) plus: &'static [&'static str],
+    /// The places of what does not count of the input.
+    pub(in crate::config) cached: &'static [&'static str],
+    /// The weights of the parts.
+    pub(in crate::config) weights: Weights,
+    /// True if the provider counts what was used.
+    pub(in crate::config) refund: bool,
+}
+
+/// Every token counts once, but for those of a cache that are free.
+const PLAIN: Weights = Weights { input: 1, output: 1, cached: 0 };
+
+/// A preset of nothing.
+pub(super) const NONE: Preset = Preset {
+    of: &[],
+    first_of: &[],
+    otherwise: 0,
+    times_first_of: &[],
+    combine: Combine::Sum,
+    input: &[],
+    output: &[],
+    plus: &[],
+    cached: &[],
+    weights: PLAIN,
+    refund: false,
+};

@@ -1,0 +1,317 @@
+//! Measures the texts at some paths of a JSON document, and counts the images in them, in one pass and without a tree.
+//!
+//! For estimates: what a document says is not checked. One that is broken, or deeper than serde_json goes, has no sizes.
+
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use crate::config::model::JsonPath;
+
+/// A text without a space that is longer is taken for data, such as an image.
+const DATA_BYTES_MIN: usize = 1024;
+
+/// The size of what stands at a place of a document.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct TextSize {
+    /// The bytes of names, texts and numbers, but for data.
+    pub(crate) bytes: u64,
+    /// The bytes of long texts in the letters of base64.
+    data_bytes: u64,
+    /// The number of those.
+    data: u64,
+    /// The number of parts that say that they are images.
+    pub(crate) images: u64,
+}
+
+impl TextSize {
+    /// Returns the bytes that count: data does only where more of it is there than images.
+    pub(crate) fn counted(self) -> u64 {
+        if self.data > self.images { self.bytes + self.data_bytes } else { self.bytes }
+    }
+
+    fn add(&mut self, other: TextSize) {
+        self.bytes += other.bytes;
+        self.data_bytes += other.data_bytes;
+        self.data += other.data;
+        self.images += other.images;
+    }
+
+    fn add_text(&mut self, text: &str) {
+        let is_base64 = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/=-_".contains(byte);
+        let data = text.split_once(";base64,").map_or(text, |(_, data)| data);
+        if data.len() >= DATA_BYTES_MIN && data.as_bytes().iter().all(is_base64) {
+            self.data += 1;
+            self.data_bytes += text.len() as u64;
+        } else {
+            self.bytes += text.len() as u64;
+        }
+    }
+}
+
+/// Returns the size of what stands at each path; `None` where nothing does.
+pub(crate) fn sizes_at(document: &[u8], paths: &[JsonPath]) -> Vec<Option<TextSize>> {
+    let mut found = vec![None; paths.len()];
+    let all: Vec<_> = paths.iter().enumerate().map(|(index, path)| (index, path.steps())).collect();
+    let mut deserializer = serde_json::Deserializer::from_slice(document);
+    if (Locate { ways: &all, found: &mut found }).deserialize(&mut deserializer).is_err() {
+        found.fill(None);
+    }
+    found
+}
+
+/// The number of a path, and the steps of it that are left.
+type Way<'a> = (usize, &'a [Box<str>]);
+
+/// The ways from a value to those that are measured.
+struct Locate<'a> {
+    ways: &'a [Way<'a>],
+    found: &'a mut [Option<TextSize>],
+}
+
+impl<'de> DeserializeSeed<'de> for Locate<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        // What stands further inside is part of it.
+        let Some((path, _)) = self.ways.iter().find(|(_, steps)| steps.is_empty()) else {
+            return deserializer.deserialize_any(self);
+        };
+        let size = Measure.deserialize(deserializer)?;
+        self.found[*path].get_or_insert_default().add(size);
+        Ok(())
+    }
+}
+
+impl<'de> Visitor<'de> for Locate<'_> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("any value")
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E: Error>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E: Error>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E: Error>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+        let mut inside: Vec<Way<'_>> = Vec::new();
+        while let Some(name) = members.next_key::<String>()? {
+            inside.clear();
+            let next = self.ways.iter().filter_map(|(path, steps)| Some((*path, steps.split_first()?)));
+            inside
+                .extend(next.filter(|(_, (step, _))| ***step == *name).map(|(path, (_, rest))| (path, rest)));
+            if inside.is_empty() {
+                members.next_value::<IgnoredAny>()?;
+            } else {
+                members.next_value_seed(Locate { ways: &inside, found: self.found })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
+        for index in 0_usize.. {
+            let next = self.ways.iter().filter_map(|(path, steps)| Some((*path, steps.split_first()?)));
+            let here = next.filter(|(_, (step, _))| step.parse() == Ok(index));
+            let inside: Vec<Way<'_>> = here.map(|(path, (_, rest))| (path, rest)).collect();
+            let element = if inside.is_empty() {
+                elements.next_element::<IgnoredAny>()?.map(|_| ())
+            } else {
+                elements.next_element_seed(Locate { ways: &inside, found: self.found })?
+            };
+            if element.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Measures a value with all that it holds.
+#[derive(Clone, Copy)]
+struct Measure;
+
+impl<'de> DeserializeSeed<'de> for Measure {
+    type Value = TextSize;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<TextSize, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl Measure {
+    fn of_bytes(bytes: usize) -> TextSize {
+        TextSize { bytes: bytes as u64, ..TextSize::default() }
+    }
+}
+
+impl<'de> Visitor<'de> for Measure {
+    type Value = TextSize;
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("any value")
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<TextSize, E> {
+        Ok(Measure::of_bytes(4))
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<TextSize, E> {
+        Ok(Measure::of_bytes(value.to_string().len()))
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<TextSize, E> {
+        Ok(Measure::of_bytes(value.to_string().len()))
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<TextSize, E> {
+        Ok(Measure::of_bytes(value.to_string().len()))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<TextSize, E> {
+        let mut size = TextSize::default();
+        size.add_text(text);
+        Ok(size)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<TextSize, E> {
+        Ok(Measure::of_bytes(4))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<TextSize, A::Error> {
+        let mut size = TextSize::default();
+        while let Some(name) = members.next_key::<String>()? {
+            size.bytes += name.len() as u64;
+            let names_kind = matches!(&*name, "type" | "mimeType" | "mime_type");
+            let value = members.next_value_seed(Named { names_kind })?;
+            size.add(value);
+        }
+        Ok(size)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<TextSize, A::Error> {
+        let mut size = TextSize::default();
+        while let Some(element) = elements.next_element_seed(Measure)? {
+            size.add(element);
+        }
+        Ok(size)
+    }
+}
+
+/// A member's value, which may say that what it is in is an image.
+struct Named {
+    names_kind: bool,
+}
+
+impl<'de> DeserializeSeed<'de> for Named {
+    type Value = TextSize;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<TextSize, D::Error> {
+        if self.names_kind {
+            deserializer.deserialize_any(Kind)
+        } else {
+            deserializer.deserialize_any(Measure)
+        }
+    }
+}
+
+/// Measures a text that may be the kind of an image.
+struct Kind;
+
+impl<'de> Visitor<'de> for Kind {
+    type Value = TextSize;
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("any value")
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<TextSize, E> {
+        Measure.visit_bool(value)
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<TextSize, E> {
+        Measure.visit_i64(value)
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<TextSize, E> {
+        Measure.visit_u64(value)
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<TextSize, E> {
+        Measure.visit_f64(value)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<TextSize, E> {
+        let is_image = matches!(text, "image" | "image_url" | "input_image") || text.starts_with("image/");
+        Ok(TextSize { images: is_image.into(), ..Measure::of_bytes(text.len()) })
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<TextSize, E> {
+        Measure.visit_unit()
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<TextSize, A::Error> {
+        Measure.visit_map(members)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, elements: A) -> Result<TextSize, A::Error> {
+        Measure.visit_seq(elements)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size(document: &str, path: &str) -> Option<TextSize> {
+        sizes_at(document.as_bytes(), &[JsonPath::parse(path).unwrap()])[0]
+    }
+
+    #[test]
+    fn the_text_at_a_path_is_measured() {
+        let document = r#"{"messages": [{"role": "user", "content": "hello"}], "other": "xxxx", "n": 12}"#;
+        assert_eq!(size(document, "messages").unwrap().counted(), 20);
+        assert_eq!(size(document, "n").unwrap().counted(), 2);
+        assert_eq!(size(document, "messages.0.content").unwrap().counted(), 5);
+        assert_eq!((size(document, "input"), size("{\"messages\": [", "messages")), (None, None));
+        let deep = format!("{{\"messages\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
+        assert_eq!(size(&deep, "messages"), None);
+    }
+
+    #[test]
+    fn an_image_counts_by_number_and_other_data_by_its_bytes() {
+        let data = "QUJD".repeat(1000);
+        let image = format!(
+            r#"{{"messages": [{{"content": [{{"type": "image_url", "image_url": {{"url": "data:image/png;base64,{data}"}}}}]}}]}}"#
+        );
+        let found = size(&image, "messages").unwrap();
+        assert!((found.images, found.counted() < 100) == (1, true), "{found:?}");
+        let gemini =
+            format!(r#"{{"contents": [{{"inlineData": {{"mimeType": "image/png", "data": "{data}"}}}}]}}"#);
+        let found = size(&gemini, "contents").unwrap();
+        assert!((found.images, found.counted() < 100) == (1, true), "{found:?}");
+        let other = format!(r#"{{"contents": [{{"data": "{data}"}}]}}"#);
+        assert!(size(&other, "contents").unwrap().counted() > 4000);
+        let words = format!(r#"{{"contents": "{}"}}"#, "many words ".repeat(1000));
+        assert_eq!(size(&words, "contents").unwrap().counted(), 11_000);
+    }
+}
