@@ -138,11 +138,12 @@ do
     return caller
   end
 
-  -- Returns the earliest instant at which a replica can use a slot that is dealt now; nil if it is silent.
-  local function reach(line, replica, caller, now, lease, lead)
+  -- Returns the earliest instant at which a replica can use a slot that is dealt now; nil if it is silent: it has not called by the
+  -- instant that it was told, nor within a grace after that.
+  local function reach(line, replica, caller, now, grace, lead)
     if replica == caller then return now end
     local known = caller_of(line, replica)
-    if known and known[2] + lease > now then return max(known[2], now) + lead end
+    if known and known[2] + grace > now then return max(known[2], now) + lead end
   end
 
   -- Returns the flow of a want; it is added if it is not there.

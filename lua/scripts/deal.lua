@@ -168,6 +168,11 @@ end
 
 -- ---- deal ----
 
+-- How long a replica may be late with its call before it is passed over. It costs a replica that lives its turn, until it calls, and one
+-- that has died what the line deals to it meanwhile.
+local GRACE_MIN = 100000
+local grace = min(max(GRACE_MIN, floor(ahead / 2)), lease)
+
 -- The earliest instant at which there is room for who is next; nil if nobody was turned away.
 local next_at
 
@@ -201,7 +206,7 @@ if not is_closed and not is_repeated and line.flows[1] then
       local of = run[1]
       local reach = reaches[of]
       if reach == nil then
-        reach = of == replica and now + min(own_lead, floor(ahead / 2)) or Line.reach(line, of, replica, now, lease, lead)
+        reach = of == replica and now + min(own_lead, floor(ahead / 2)) or Line.reach(line, of, replica, now, grace, lead)
         if not reach or reach > till then reach = false end
         reaches[of] = reach
       end
@@ -331,7 +336,7 @@ if not is_repeated and #wants > 0 then
     for book = 1, books do sums_of[book] = { [0] = 0 } end
     for index = 1, #runs do
       local row = runs[index]
-      if alive[row[1]] == nil then alive[row[1]] = Line.reach(line, row[1], replica, now, lease, 0) ~= nil end
+      if alive[row[1]] == nil then alive[row[1]] = Line.reach(line, row[1], replica, now, grace, 0) ~= nil end
       local count = alive[row[1]] and row[6] or 0
       for book = 1, books do
         local sum = sums_of[book]

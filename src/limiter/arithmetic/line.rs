@@ -222,19 +222,20 @@ impl Line {
         }
     }
 
-    /// Returns the earliest instant at which a replica can use a slot that is dealt now; `None` if it is silent.
+    /// Returns the earliest instant at which a replica can use a slot that is dealt now; `None` if it is silent: it has not called by the
+    /// instant that it was told, nor within a grace after that.
     pub(in crate::limiter::arithmetic) fn reach(
         &self,
         replica: u64,
         caller: u64,
         now: Micros,
-        (lease, lead): (Micros, Micros),
+        (grace, lead): (Micros, Micros),
     ) -> Option<Micros> {
         if replica == caller {
             return Some(now);
         }
         let calls_by = self.callers.iter().find(|caller| caller.replica == replica)?.calls_by;
-        (calls_by + lease > now).then(|| calls_by.max(now) + lead)
+        (calls_by + grace > now).then(|| calls_by.max(now) + lead)
     }
 
     /// Returns the place of a flow; it is added if it is not there.

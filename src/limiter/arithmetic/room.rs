@@ -14,6 +14,9 @@ pub(in crate::limiter::arithmetic) type States<'a, 'b> = &'a mut [(&'b mut Limit
 
 /// How long another replica than the caller takes to hear of a slot after it has called.
 const LEAD_MAX: Micros = Micros::from_millis(30);
+/// How long a replica may be late with its call, at least, before it is passed over. It costs a replica that lives its turn, until it calls,
+/// and one that has died what the line deals to it meanwhile.
+const GRACE_MIN: Micros = Micros::from_millis(100);
 
 /// What does not change while a call is carried out.
 #[derive(Clone, Copy)]
@@ -38,7 +41,8 @@ impl Terms {
             return Some(self.now + self.own_lead);
         }
         let lead = LEAD_MAX.min(Micros(self.ahead.0 / 4));
-        line.reach(replica, self.replica, self.now, (self.lease, lead))
+        let grace = GRACE_MIN.max(Micros(self.ahead.0 / 2)).min(self.lease);
+        line.reach(replica, self.replica, self.now, (grace, lead))
     }
 }
 

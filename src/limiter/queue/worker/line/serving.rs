@@ -149,11 +149,12 @@ impl Worker {
     /// Gives a place to the requests that the line has taken, and notifies those whose slot is near.
     pub(super) fn announce_waiting(&mut self, now: Moment, out: &mut Vec<Action>) {
         for (key, lane) in &mut self.lanes {
-            // The line has told the place of the last one, which comes first; the others stand right before.
+            // The line has told the place of the last one, which comes first; the others stand right before, or have their slots.
             let mut place = lane.before;
             lane.queue.announce_until(lane.answered_until, REFUSAL_SLACK, |request| {
-                out.push(Action::Wait(request, Some(place)));
-                place = place.saturating_sub(key.costs.largest().get());
+                let cost = key.costs.largest().get();
+                out.push(Action::Wait(request, Some(place.max(cost))));
+                place = place.saturating_sub(cost);
             });
             lane.queue.approach(now, |request| out.push(Action::Approach(request)));
         }

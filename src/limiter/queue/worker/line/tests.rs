@@ -167,7 +167,7 @@ fn slots_go_to_the_requests_of_their_flow_in_order_and_what_is_left_goes_back() 
     core.on(START, arrivals);
     let slots = [("web", after(5)), ("etl", after(9)), ("etl", after(9))];
     let actions = core.on(after(1), vec![answered(after(1), 7, &slots, None)]);
-    assert!(actions.contains(&Action::Wait(RequestId(0), Some(0))), "{actions:?}");
+    assert!(actions.contains(&Action::Wait(RequestId(0), Some(1))), "{actions:?}");
     assert_eq!(granted(&core.on(after(6), Vec::new())), [1]);
     // One leaves: the other takes the first slot, and the second one is given back.
     let actions = core.on(after(7), vec![Event::Left(vec![RequestId(0)])]);
