@@ -68,6 +68,7 @@ mod store_errors;
 mod targets;
 mod telemetry;
 mod tls;
+mod tokens;
 mod topologies;
 mod traces;
 mod tunnels;

@@ -1,6 +1,6 @@
 //! Anthropic: messages. Input and output are two limits.
 //!
-//! By "Rate limits", <https://docs.claude.com/en/api/rate-limits>, as of November 2026: input counts `input_tokens` and
+//! By "Rate limits", <https://docs.claude.com/en/api/rate-limits>, as others quoted it in November 2026: input counts `input_tokens` and
 //! `cache_creation_input_tokens`; what is read from a cache does not count, but for some older models. Output is counted as it is made, and
 //! `max_tokens` does not count. `max_tokens` is the estimate all the same, because no answer is longer; the rest is given back.
 

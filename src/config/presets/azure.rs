@@ -1,8 +1,8 @@
 //! Azure OpenAI.
 //!
 //! By "Manage Azure OpenAI in Microsoft Foundry Models quota",
-//! <https://learn.microsoft.com/azure/ai-foundry/openai/how-to/quota>, as of November 2026: the rate limit counts the most tokens that a request
-//! is estimated to need when it comes, from its prompt, `max_tokens` and `best_of`; it is not the count of the bill. Requests are counted in
+//! <https://learn.microsoft.com/azure/ai-foundry/openai/how-to/quota>, as others quoted it in November 2026: the rate limit counts the
+//! most tokens that a request is estimated to need when it comes, from its prompt, `max_tokens` and `best_of`; it is not the count of the bill. Requests are counted in
 //! parts of 1 or 10 seconds. It does not say that unused tokens come back, so nothing is given back.
 
 use super::preset::{NONE, Preset};

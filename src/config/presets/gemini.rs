@@ -1,7 +1,7 @@
 //! Gemini.
 //!
-//! By "Rate limits", <https://ai.google.dev/gemini-api/docs/rate-limits>, as of November 2026: tokens per minute are those of the input. It does
-//! not say when they are counted, nor whether cached ones are free: they count here, when the request comes, and nothing is given back.
+//! By "Rate limits", <https://ai.google.dev/gemini-api/docs/rate-limits>, as others quoted it in November 2026: tokens per minute are those
+//! of the input. It does not say when they are counted, nor whether cached ones are free: they count here, when the request comes, and nothing is given back.
 
 use super::preset::{NONE, Preset};
 use crate::config::costs::Combine;

@@ -1,7 +1,7 @@
 //! OpenAI: chat completions, responses, completions, embeddings.
 //!
-//! By its guide "Rate limits", <https://platform.openai.com/docs/guides/rate-limits>, as of November 2026: a request counts as the larger one
-//! of `max_tokens` and the tokens estimated from its characters, when it comes; unsuccessful requests count, too. It does not say that
+//! By its guide "Rate limits", <https://platform.openai.com/docs/guides/rate-limits>, as others quoted it in November 2026: a request counts as
+//! the larger one of `max_tokens` and the tokens estimated from its characters, when it comes; unsuccessful requests count, too. It does not say that
 //! unused tokens come back, so nothing is given back.
 
 use super::preset::{NONE, Preset};
