@@ -14,12 +14,15 @@ local Line
 do
   local SHARE, APART_MAX, PERMITS_MAX = 1048576, 4398046511104, 4294967296
   local CLASSES_MAX, FLOWS_MAX = 4, 64
-  local insert, remove = table.insert, table.remove
+  local concat, insert, remove = table.concat, table.insert, table.remove
 
-  local function load(key, text, epoch)
+  local function load(key, text, epoch, caller)
     local row = Store.read(key, text, 7)
     if not row or row[1] ~= epoch then row = { epoch, {}, 0, {}, {}, {}, {} } end
-    local line = { epoch = epoch, generations = row[2], deal = row[3], flows = row[4], slips = row[5], callers = row[6], spreads = {}, by_id = {}, own = 0 }
+    local line = {
+      epoch = epoch, generations = row[2], deal = row[3], flows = row[4], slips = row[5], callers = row[6], spreads = {}, by_id = {}, own = 0,
+      caller = caller, runs = {},
+    }
     local flows, by_id, own = line.flows, line.by_id, 0
     for index = 1, #flows do
       local id = flows[index][1]
@@ -67,7 +70,50 @@ do
     return floor(min(apart, APART_MAX) * weight / SHARE)
   end
 
-  -- Returns whether tickets or slots are of a key: replica, origin, costs.
+  -- Returns the entry of some costs in a table by origin and costs; it is added if it is not there.
+  local function entry_of(entries, origin, costs)
+    local by_costs, name = entries[origin], concat(costs, " ")
+    if not by_costs then
+      by_costs = {}
+      entries[origin] = by_costs
+    end
+    local entry = by_costs[name]
+    if not entry then
+      entry = {}
+      by_costs[name] = entry
+    end
+    return entry
+  end
+
+  -- Returns the calling replica's runs in a flow that are of a want, in order. They are found by their costs: a call with many different
+  -- costs would else pass all runs for each of them.
+  local function runs_of(line, flow, want)
+    local entries = line.runs[flow]
+    if not entries then
+      entries = {}
+      for _, run in ipairs(flow[5]) do
+        if run[1] == line.caller then insert(entry_of(entries, run[2], run[3]), run) end
+      end
+      line.runs[flow] = entries
+    end
+    return entry_of(entries, want[1], want[4])
+  end
+
+  -- Returns how many slots lie ready for requests of a want.
+  local function dealt_of(line, want)
+    if not line.dealt then
+      line.dealt = {}
+      for _, slip in ipairs(line.slips) do
+        if slip[1] == line.caller then
+          local entry = entry_of(line.dealt, slip[2], slip[3])
+          entry[1] = (entry[1] or 0) + slip[7]
+        end
+      end
+    end
+    return entry_of(line.dealt, want[1], want[4])[1] or 0
+  end
+
+  -- Returns whether slots are of a key: replica, origin, costs.
   local function is_of(row, replica, origin, costs)
     if row[1] ~= replica or row[2] ~= origin then return false end
     local own = row[3]
@@ -117,8 +163,9 @@ do
     end
   end
 
-  -- Takes in that a replica calls, and which slots it has.
-  local function hear(line, now, replica, known, begins, call)
+  -- Takes in that the calling replica calls, and which slots it has.
+  local function hear(line, now, known, begins, call)
+    local replica = line.caller
     if begins then drop_of(line, replica) end
     local slips, kept, size = line.slips, {}, 0
     for index = 1, #slips do
@@ -164,87 +211,115 @@ do
     return flow
   end
 
-  local function count_in(flow, replica, origin, costs)
-    local count, runs = 0, flow[5]
-    for index = 1, #runs do
-      if is_of(runs[index], replica, origin, costs) then count = count + runs[index][6] end
+  -- Returns how many requests of a want have a ticket in a flow.
+  local function count_in(line, flow, want)
+    local count = 0
+    for _, run in ipairs(runs_of(line, flow, want)) do count = count + run[6] end
+    return count
+  end
+
+  -- Returns the flows that may hold tickets of a want: its own, and that of its class.
+  local function flows_of(line, want)
+    local own, shared = line.by_id[want[1]], line.by_id[want[2]]
+    if own then return { own, shared } end
+    return { shared }
+  end
+
+  -- Returns how many requests of a want have a ticket.
+  local function tickets(line, want)
+    local count = 0
+    for _, flow in ipairs(flows_of(line, want)) do count = count + count_in(line, flow, want) end
+    return count
+  end
+
+  -- Returns the flow that holds tickets of a want; nil if none does.
+  local function flow_with(line, want)
+    for _, flow in ipairs(flows_of(line, want)) do
+      if count_in(line, flow, want) > 0 then return flow end
+    end
+  end
+
+  -- Returns when the last request of a want came.
+  local function last_of(line, flow, want)
+    local last = 0
+    for _, run in ipairs(runs_of(line, flow, want)) do last = max(last, run[5]) end
+    return last
+  end
+
+  -- Returns how many requests of a want came after an instant.
+  local function later_than(line, flow, came, want)
+    local count = 0
+    for _, run in ipairs(runs_of(line, flow, want)) do
+      if run[4] > came then count = count + run[6] end
     end
     return count
   end
 
-  -- Returns how many requests of a key have a ticket.
-  local function tickets(line, class, replica, origin, costs)
-    local own, shared = line.by_id[origin], line.by_id[class]
-    return (own and count_in(own, replica, origin, costs) or 0) + (shared and count_in(shared, replica, origin, costs) or 0)
-  end
-
-  -- Returns when the last request of a key came.
-  local function last_of(flow, replica, origin, costs)
-    local last, runs = 0, flow[5]
-    for index = 1, #runs do
-      if is_of(runs[index], replica, origin, costs) then last = max(last, runs[index][5]) end
-    end
-    return last
-  end
-
-  -- Removes up to so many tickets of a key that came at an instant, or the last ones. Returns how many.
-  local function remove_from(flow, since, count, replica, origin, costs)
-    local runs = flow[5]
-    for index = #runs, 1, -1 do
-      local run = runs[index]
-      if is_of(run, replica, origin, costs) and (not since or run[4] <= since) then
+  -- Removes up to so many tickets of a want that came by an instant, the last ones first.
+  local function remove_from(line, flow, since, count, want)
+    local own, runs = runs_of(line, flow, want), flow[5]
+    for index = #own, 1, -1 do
+      local run = own[index]
+      if not since or run[4] <= since then
         local taken = min(count, run[6])
         run[6] = run[6] - taken
-        if run[6] == 0 then remove(runs, index) end
+        if run[6] == 0 then
+          remove(own, index)
+          local place = #runs
+          while runs[place] ~= run do place = place - 1 end
+          remove(runs, place)
+        end
         return taken
       end
     end
     return 0
   end
 
-  -- Removes the last tickets of a key.
-  local function remove_last(line, class, count, replica, origin, costs)
-    local function remove_in(flow)
-      while flow and count > 0 do
-        local taken = remove_from(flow, nil, count, replica, origin, costs)
-        if taken == 0 then return end
+  -- Removes the last tickets of a want.
+  local function remove_last(line, count, want)
+    for _, flow in ipairs(flows_of(line, want)) do
+      local taken = count
+      while count > 0 and taken > 0 do
+        taken = remove_from(line, flow, nil, count, want)
         count = count - taken
       end
     end
-    remove_in(line.by_id[origin])
-    remove_in(line.by_id[class])
   end
 
   -- Adds tickets that came between two instants. Those of a key that came shortly after others are of their run.
-  local function add(flow, first, last, count, near, replica, origin, costs)
+  local function add(line, flow, first, last, count, near, want)
     -- The most runs of one replica, flow and cost: within a run requests count as if they had come evenly.
     local RUNS_MAX = 8
-    local runs, same, latest, later = flow[5], 0, nil, nil
-    for index = 1, #runs do
-      local run = runs[index]
-      if is_of(run, replica, origin, costs) then
-        same, latest = same + 1, run
-        if not later and run[5] >= last then later = run end
-      end
-    end
+    local runs, own = flow[5], runs_of(line, flow, want)
+    local same = #own
+    local latest = own[same]
     if latest then
       if last >= latest[4] and (last - latest[4] <= near or same >= RUNS_MAX) then
         latest[5], latest[6] = max(latest[5], last), latest[6] + count
         return
       end
-      if same >= RUNS_MAX and later then
-        later[6] = later[6] + count
-        return
+      if same >= RUNS_MAX then
+        for _, run in ipairs(own) do
+          if run[5] >= last then
+            run[6] = run[6] + count
+            return
+          end
+        end
       end
     end
-    local place = #runs + 1
+    local run = { line.caller, want[1], want[4], first, last, count }
+    local place, own_place = #runs + 1, same + 1
     while place > 1 and runs[place - 1][4] > first do place = place - 1 end
-    insert(runs, place, { replica, origin, costs, first, last, count })
+    while own_place > 1 and own[own_place - 1][4] > first do own_place = own_place - 1 end
+    insert(runs, place, run)
+    insert(own, own_place, run)
   end
 
   -- Takes the first tickets of a run out.
-  local function take(runs, place, count)
+  local function take(line, flow, place, count)
+    local runs = flow[5]
     local run = runs[place]
+    line.runs[flow] = nil
     if run[6] == count then
       remove(runs, place)
       return
@@ -257,24 +332,20 @@ do
     end
   end
 
-  -- Brings the tickets of a replica's want to what it says. Returns how many of each group are new.
-  local function reconcile(line, now, ahead, replica, want)
-    local id, class, weight, costs, waiting, left = unpack(want)
-    local flow, total, has, slips = flow_of(line, id, class, weight), 0, tickets(line, class, replica, id, costs), line.slips
+  -- Brings the tickets of a want of the calling replica to what it says. Returns how many of each group are new.
+  local function reconcile(line, now, ahead, want)
+    local id, class, weight, _, waiting, left = unpack(want)
+    local flow, total, has = flow_of(line, id, class, weight), 0, tickets(line, want) + dealt_of(line, want)
     for group = 4, #waiting, 4 do total = total + waiting[group] end
-    for index = 1, #slips do
-      if is_of(slips[index], replica, id, costs) then has = has + slips[index][7] end
-    end
     local new, missing = {}, max(total - has, 0)
     if has > total then
       local surplus = has - total
       for index = 1, #left, 2 do
-        for place = 1, 2 do
-          local of = line.by_id[place == 1 and id or class]
-          if of then surplus = surplus - remove_from(of, now - left[index], min(surplus, left[index + 1]), replica, id, costs) end
+        for _, of in ipairs(flows_of(line, want)) do
+          surplus = surplus - remove_from(line, of, now - left[index], min(surplus, left[index + 1]), want)
         end
       end
-      if surplus > 0 then remove_last(line, class, surplus, replica, id, costs) end
+      if surplus > 0 then remove_last(line, surplus, want) end
     end
     for group = #waiting / 4, 1, -1 do
       new[group] = min(missing, waiting[4 * group])
@@ -283,7 +354,7 @@ do
     for group = 1, #new do
       if new[group] > 0 then
         local oldest, newest = waiting[4 * group - 3], waiting[4 * group - 2]
-        add(flow, max(now - oldest, 0), max(now - newest, 0), new[group], ahead, replica, id, costs)
+        add(line, flow, max(now - oldest, 0), max(now - newest, 0), new[group], ahead, want)
       end
     end
     return new
@@ -294,6 +365,30 @@ do
     local permits, spread, flow = price(costs) * count, line.spreads[class + 1], line.by_id[origin] or line.by_id[class]
     spread.booked = max(spread.booked - permits, 0)
     if flow then flow[4] = max(flow[4] - virtual_of(permits, flow[3]), 0) end
+  end
+
+  -- Returns how many permits of each limiter the requests of a flow are for, of replicas that are not silent: up to each of its runs.
+  local function sums_of(flow, books, is_alive)
+    local sums, runs = {}, flow[5]
+    for book = 1, books do
+      local sum = { [0] = 0 }
+      for index = 1, #runs do
+        local run = runs[index]
+        sum[index] = sum[index - 1] + (is_alive(run[1]) and run[3][book] * run[6] or 0)
+      end
+      sums[book] = sum
+    end
+    return sums
+  end
+
+  -- Returns how many of a flow's runs came by an instant.
+  local function runs_by(flow, came)
+    local runs, low, high = flow[5], 0, #flow[5]
+    while low < high do
+      local middle = ceil((low + high) / 2)
+      if runs[middle][4] <= came then low = middle else high = middle - 1 end
+    end
+    return low
   end
 
   -- Makes the virtual time of each class zero, and forgets the flows that nothing is known of any more.
@@ -316,7 +411,7 @@ do
 
   Line = {
     CLASSES_MAX = CLASSES_MAX, load = load, keep = keep, price = price, virtual_of = virtual_of, permits_of = permits_of, forget = forget, hear = hear,
-    reach = reach, caller_of = caller_of, tickets = tickets, count_in = count_in, is_of = is_of, remove_last = remove_last, take = take, reconcile = reconcile,
-    take_back = take_back, settle = settle, last_of = last_of,
+    reach = reach, caller_of = caller_of, tickets = tickets, flow_with = flow_with, is_of = is_of, remove_last = remove_last, take = take,
+    reconcile = reconcile, take_back = take_back, settle = settle, last_of = last_of, later_than = later_than, sums_of = sums_of, runs_by = runs_by,
   }
 end

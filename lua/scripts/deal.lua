@@ -75,13 +75,13 @@ local opens = epoch.opens
 if #epoch.members > Epoch.SIZE then opens = opens + GATHERING end
 local is_closed = now < opens or is_moving
 
-local line = Line.load(line_key, stored[books + 1], epoch.id)
+local line = Line.load(line_key, stored[books + 1], epoch.id, replica)
 Line.forget(line, now, lease)
 local before = Line.caller_of(line, replica)
 local is_repeated = call > 0 and before ~= nil and before[3] == call
 if call > 0 and before and before[3] > call then return redis.error_reply("REPEATED a later call was carried out before") end
 local last_deal = line.deal
-local caller = is_repeated and before or Line.hear(line, now, replica, known, begins, call)
+local caller = is_repeated and before or Line.hear(line, now, known, begins, call)
 
 -- Takes the permits of a slot back from every limiter. `generations` are those under which they were dealt.
 local function give_back(slot, count, costs, generation_of)
@@ -130,7 +130,7 @@ if not is_repeated then
     give_back(slot[3], slot[4], slot[5], function(index) return callers[2 * index] end)
     Line.take_back(line, slot[1], slot[2], slot[4], slot[5])
   end
-  for index = 1, #wants do new[index] = Line.reconcile(line, now, ahead, replica, wants[index]) end
+  for index = 1, #wants do new[index] = Line.reconcile(line, now, ahead, wants[index]) end
 end
 
 -- ---- searches ----
@@ -306,7 +306,7 @@ if not is_closed and not is_repeated and line.flows[1] then
     if most > left then
       tags[index] = start + Line.virtual_of((most - left) * price, flow[3])
       flow[4] = tags[index]
-      Line.take(flow[5], head, most - left)
+      Line.take(line, flow, head, most - left)
     end
     if far then
       next_at = min(next_at or far, far)
@@ -330,45 +330,20 @@ if not is_repeated and #wants > 0 then
   local ESTIMATES_MAX = 16
   local estimates_left, refused, sums, alive = ESTIMATES_MAX, { 0, 0, 0, 0 }, nil, {}
 
-  -- Returns how many permits of each limiter the requests of a flow are for, of replicas that are not silent: up to each of its runs.
-  local function waiting(flow)
-    local sums_of, runs = {}, flow[5]
-    for book = 1, books do sums_of[book] = { [0] = 0 } end
-    for index = 1, #runs do
-      local row = runs[index]
-      if alive[row[1]] == nil then alive[row[1]] = Line.reach(line, row[1], replica, now, grace, 0) ~= nil end
-      local count = alive[row[1]] and row[6] or 0
-      for book = 1, books do
-        local sum = sums_of[book]
-        sum[index] = sum[index - 1] + row[3][book] * count
-      end
-    end
-    return sums_of
+  local function is_alive(of)
+    if alive[of] == nil then alive[of] = Line.reach(line, of, replica, now, grace, 0) ~= nil end
+    return alive[of]
   end
 
-  -- Returns how many of a flow's runs came by an instant.
-  local function runs_by(runs, came)
-    local low, high = 0, #runs
-    while low < high do
-      local middle = ceil((low + high) / 2)
-      if runs[middle][4] <= came then low = middle else high = middle - 1 end
-    end
-    return low
-  end
-
-  -- Returns how many permits of each limiter go before the last of the caller's requests of a flow and these costs but for `behind` of them,
-  -- and including it. Of others in its flow those go before that came by `came`.
-  local function before_of(flow, id, costs, behind, came)
+  -- Returns how many permits of each limiter go before the last requests of a want but for `behind` of them, and including it. Of others in
+  -- its flow those go before that came by `came`.
+  local function before_of(flow, want, behind, came)
     if not sums then
       sums = {}
-      for _, other in ipairs(line.flows) do sums[other] = waiting(other) end
+      for _, other in ipairs(line.flows) do sums[other] = Line.sums_of(other, books, is_alive) end
     end
-    local ahead_of, own, runs = {}, 0, flow[5]
-    local size = runs_by(runs, came)
-    local later = 0
-    for index = size + 1, #runs do
-      if Line.is_of(runs[index], replica, id, costs) then later = later + runs[index][6] end
-    end
+    local ahead_of, own, costs, size = {}, 0, want[4], Line.runs_by(flow, came)
+    local later = Line.later_than(line, flow, came, want)
     for book = 1, books do
       ahead_of[book] = max(sums[flow][book][size] + (later - behind) * costs[book], 0)
       own = max(own, ahead_of[book])
@@ -384,10 +359,10 @@ if not is_repeated and #wants > 0 then
     return ahead_of
   end
 
-  -- Returns how long the request waits behind which so many of its flow and costs wait, and the limiter and rule that it waits for.
-  local function estimate(flow, id, costs, behind, came)
+  -- Returns how long the request waits behind which so many of its want wait, and the limiter and rule that it waits for.
+  local function estimate(flow, want, behind, came)
     estimates_left = max(estimates_left - 1, 0)
-    local ahead_of, at_once = before_of(flow, id, costs, behind, came), {}
+    local ahead_of, at_once, costs = before_of(flow, want, behind, came), {}, want[4]
     for book = 1, books do
       local most = math.huge
       for _, rule in ipairs(states[book].rules) do most = min(most, rule.capacity) end
@@ -408,29 +383,23 @@ if not is_repeated and #wants > 0 then
   end
 
   for index, want in ipairs(wants) do
-    local id, class, _, costs, groups = unpack(want)
+    local _, class, _, costs, groups = unpack(want)
     local all, counts = 0, new[index]
     for group = 1, #counts do all = all + counts[group] end
-    local waits = all > 0 and min(all, Line.tickets(line, class, replica, id, costs)) or 0
+    local waits = all > 0 and min(all, Line.tickets(line, want)) or 0
     -- The first of them have a slot.
     local dealt = all - waits
-    local function flow_with()
-      for place = 1, 2 do
-        local flow = line.by_id[place == 1 and id or class]
-        if flow and Line.count_in(flow, replica, id, costs) > 0 then return flow end
-      end
-    end
     for group = 1, #counts do
       local left = counts[group] - min(dealt, counts[group])
       dealt = dealt - counts[group] + left
-      local flow = left > 0 and flow_with()
+      local flow = left > 0 and Line.flow_with(line, want)
       if left > 0 then waits = waits - left end
       if flow and estimates_left == 0 then
         is_cut, sums = true, nil
-        Line.remove_last(line, class, left, replica, id, costs)
+        Line.remove_last(line, left, want)
       elseif flow then
         local came, wait_max = max(now - groups[4 * group - 2], 0), groups[4 * group - 1]
-        local delay, limiter, limit = estimate(flow, id, costs, waits, came)
+        local delay, limiter, limit = estimate(flow, want, waits, came)
         local fits, is_far = left, delay > wait_max
         if is_far then
           -- The first that does not fit.
@@ -438,7 +407,7 @@ if not is_repeated and #wants > 0 then
           fits = 0
           while fits + 1 < beyond do
             local middle = floor((fits + beyond) / 2)
-            local found, by, rule = estimate(flow, id, costs, waits + left - middle, came)
+            local found, by, rule = estimate(flow, want, waits + left - middle, came)
             if found <= wait_max then fits = middle else beyond, delay, limiter, limit = middle, found, by, rule end
           end
         end
@@ -447,8 +416,8 @@ if not is_repeated and #wants > 0 then
         local count = left - taken
         if count > 0 then
           refused[class + 1] = refused[class + 1] + count
-          if taken < fits or not is_far then delay, limiter, limit = estimate(flow, id, costs, waits + count - 1, came) end
-          Line.remove_last(line, class, count, replica, id, costs)
+          if taken < fits or not is_far then delay, limiter, limit = estimate(flow, want, waits + count - 1, came) end
+          Line.remove_last(line, count, want)
           sums = nil
           local rule = states[limiter].rules[limit]
           local advised, is_spread =
@@ -461,9 +430,9 @@ if not is_repeated and #wants > 0 then
         end
       end
     end
-    local flow, most, longest = flow_with(), 0, 0
+    local flow, most, longest = Line.flow_with(line, want), 0, 0
     if flow then
-      local ahead_of = before_of(flow, id, costs, 0, Line.last_of(flow, replica, id, costs))
+      local ahead_of = before_of(flow, want, 0, Line.last_of(line, flow, want))
       for book = 1, books do
         most = max(most, ahead_of[book])
         for _, rule in ipairs(states[book].rules) do longest = max(longest, (Rule.span_exact(rule, ahead_of[book]))) end
