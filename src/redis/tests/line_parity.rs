@@ -39,7 +39,7 @@ struct Asking {
     /// How many of the slots that the replica holds are given back.
     unused: usize,
     places: u64,
-    /// Whether its answer arrives.
+    /// True if its answer arrives.
     is_heard: bool,
     begins: bool,
     refusal_budget: u64,
@@ -101,7 +101,7 @@ fn step(flows: u64) -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the classes of a sequence are: how many limiters, how many of them ceilings, and how far ahead slots are dealt.
+/// The shape of a sequence: how many limiters, how many of them ceilings, and how far ahead slots are dealt.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     first: usize,
@@ -130,7 +130,7 @@ struct Model {
     replicas: BTreeMap<u64, Replica>,
     /// The permits that wait, by replica, flow and cost.
     waiting: BTreeMap<(u64, u64, u64), u64>,
-    /// What was dealt and lies ahead.
+    /// The permits that were dealt and lie ahead.
     ahead: Vec<(Micros, u64)>,
 }
 
@@ -169,13 +169,27 @@ impl Model {
         answer
     }
 
+    /// Returns what a request costs of each limiter: the same, or an own cost of each. A ceiling holds for some classes.
+    fn costs(&self, wanted: &Wanted, class: usize) -> Vec<u64> {
+        let limiters = self.shape.books - self.shape.ceilings;
+        let own = |book: usize| {
+            let times =
+                if wanted.flow.is_multiple_of(3) && book < limiters { 1 + book as u64 % 3 } else { 1 };
+            let is_free = book >= limiters && (class + book) % 2 == 1;
+            if is_free { 0 } else { wanted.cost * times }
+        };
+        (0..self.shape.books).map(own).collect()
+    }
+
     /// Returns a want of so many requests as fit.
     fn want(&mut self, replica: u64, wanted: &Wanted) -> Want {
         let class = usize::try_from(wanted.flow % 4).unwrap();
         let ahead: u64 =
             self.ahead.iter().filter(|(slot, _)| *slot > self.now).map(|(_, permits)| permits).sum();
         self.waiting.remove(&(replica, wanted.flow, wanted.cost));
-        let mut left = PERMITS_MAX.saturating_sub(ahead + self.waiting.values().sum::<u64>()) / wanted.cost;
+        let costs = self.costs(wanted, class);
+        let most = costs.iter().copied().fold(1, u64::max);
+        let mut left = PERMITS_MAX.saturating_sub(ahead + self.waiting.values().sum::<u64>()) / most;
         let mut waiting = Vec::new();
         let mut groups = wanted.groups.clone();
         groups.sort_by_key(|(age, ..)| std::cmp::Reverse(*age));
@@ -188,16 +202,12 @@ impl Model {
             }
         }
         let count: u64 = waiting.iter().map(|group| group.count).sum();
-        self.waiting.insert((replica, wanted.flow, wanted.cost), count * wanted.cost);
-        // A ceiling holds for some classes.
-        let limiters = self.shape.books - self.shape.ceilings;
-        let costs = (0..self.shape.books)
-            .map(|book| if book < limiters || (class + book) % 2 == 0 { wanted.cost } else { 0 });
+        self.waiting.insert((replica, wanted.flow, wanted.cost), count * most);
         Want {
             flow: 100 + wanted.flow,
             class,
             weight: 1 + wanted.flow % 5,
-            costs: costs.collect(),
+            costs,
             waiting,
             left: wanted.left.iter().map(|(age, count)| (Micros(*age), *count)).collect(),
         }
