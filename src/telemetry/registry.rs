@@ -153,7 +153,7 @@ impl Metrics {
     pub fn forget_limiter(&self, limiter: &str) {
         let families = &self.shared.families;
         let gone = |labels: &[&str]| labels.first() == Some(&limiter);
-        families.forget_classes(|labels| labels.first() == Some(&limiter));
+        families.forget_classes(gone);
         forget(&families.limiter_external_usage_permits_total, gone);
         forget(&families.client_permits_total, |labels| labels.get(1) == Some(&limiter));
         forget(&families.slot_lateness_seconds, gone);

@@ -30,7 +30,7 @@ const AHEAD: Duration = Duration::from_millis(250);
 /// A share, and what names its flows.
 pub(super) type Sharing = (QuotaShare, Arc<[By]>);
 
-/// What names a flow, but for the route, which has its own name.
+/// The parts of a request that name its flow, but for the route, which has its own name.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum By {
     /// A part of the request.
@@ -221,7 +221,7 @@ fn class_queue(
     Some(QueueLimits { timeout: timeout?.or(queue.map(|queue| queue.timeout))?, max_waiting: max_waiting? })
 }
 
-/// Returns the first values of flows that the configuration has, by their hashes.
+/// Returns the first values of flows that the configuration has, and a name for a missing one, by their hashes.
 fn names(
     given: &Given<'_, Written>,
     by: Option<&Arc<[By]>>,
@@ -231,7 +231,8 @@ fn names(
     let named = of.map(String::as_str).chain(key!(given.weights).at.names());
     let is_client = by.is_some_and(|by| by.first() == Some(&By::Part(KeyPart::Client)));
     let clients = clients.filter(|_| is_client).into_iter().flatten().copied();
-    named.chain(clients).map(|name| (Flow::member_of(name), name.into())).collect()
+    let named = named.chain(clients).map(|name| (Flow::member_of(name), name.into()));
+    named.chain([(Flow::of(&[None]).member, "none".into())]).collect()
 }
 
 /// Returns the callers that have a class or a weight of their own.

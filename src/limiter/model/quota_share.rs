@@ -9,10 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::limiter::model::line::FLOW_MIN;
 use crate::limiter::model::queue_limits::QueueLimits;
 
-/// What people see of a flow whose requests lack the first value.
-const NO_VALUE: &str = "none";
-
-/// Who of the callers a request is of, by hashes of what names it.
+/// The caller of a request, by hashes of the values that name it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Flow {
     /// The flow: a hash over all values that name it, from [`FLOW_MIN`] on, below 2^53.
@@ -60,7 +57,7 @@ fn hash(values: &[Option<&[u8]>]) -> u64 {
 pub struct Class {
     /// The name.
     pub name: Arc<str>,
-    /// What the other classes together leave it of each window, in millionths; zero for nothing.
+    /// The part of each window that the other classes together leave it, in millionths; zero for none.
     pub floor_ppm: u32,
     /// The most that it gets of each window, in millionths; `None` for all of it.
     pub ceiling_ppm: Option<u32>,
@@ -84,18 +81,18 @@ pub struct QuotaShare {
     pub classes: Arc<[Class]>,
     /// The callers that have a class or a weight of their own, by [`Flow::member`].
     pub members: Arc<HashMap<u64, Member>>,
-    /// The values that the configuration names, by [`Flow::member`]: for people alone.
+    /// The values that the configuration names, and `none` for a missing one, by [`Flow::member`]: for people alone.
     pub names: Arc<HashMap<u64, Arc<str>>>,
     /// How far ahead of the present slots are dealt.
     pub ahead: Duration,
 }
 
-/// What bounds some classes together.
+/// A bound of some classes together.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bound {
     /// Its name, which no other one of the share has.
     pub name: String,
-    /// What they may get of each window, in millionths.
+    /// The part of each window that they may get, in millionths.
     pub ppm: u32,
     /// The places of the classes.
     pub classes: Vec<usize>,
@@ -111,12 +108,6 @@ impl QuotaShare {
     /// Returns the class of a caller.
     pub fn class(&self, flow: Flow) -> &Class {
         &self.classes[self.member(flow).class.min(self.classes.len() - 1)]
-    }
-
-    /// Returns the first value that names a flow, if the configuration has it, or if it is missing.
-    pub fn name_of(&self, flow: Flow) -> Option<Arc<str>> {
-        let is_missing = flow.member == hash(&[None]);
-        if is_missing { Some(NO_VALUE.into()) } else { self.names.get(&flow.member).cloned() }
     }
 
     /// Returns what bounds classes, if anything does. A floor bounds all others.

@@ -161,14 +161,12 @@ impl ActiveLimiter {
         self.is_partitioned
     }
 
-    /// Returns the class of a flow, as the metrics of a limiter that nobody shares have one for all.
-    fn class(&self, flow: Flow) -> usize {
-        self.limiter.load().share().map_or(0, |share| share.member(flow).class)
-    }
-
     /// Counts something of the class of a flow.
     pub(in crate::limiter) fn of_class(&self, flow: Flow, count: impl FnOnce(&ClassMetrics)) {
-        count(self.metrics().class(self.class(flow)));
+        let metrics = self.metrics();
+        let class = || self.limiter.load().share().map_or(0, |share| share.member(flow).class);
+        // The configuration is looked at only where it tells classes apart.
+        count(metrics.class(if metrics.classes() > 1 { class() } else { 0 }));
     }
 
     pub(in crate::limiter) fn add_waiting(&self, more: i64) {

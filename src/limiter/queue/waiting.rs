@@ -1,4 +1,4 @@
-//! Who waits in a queue, as its worker last said, for those who look on.
+//! The requests that wait in a queue, as its worker last said, for those who look on.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -16,7 +16,7 @@ pub(in crate::limiter) struct FlowWaiting {
     pub(in crate::limiter) since: Moment,
 }
 
-/// Who waits in a queue.
+/// The requests that wait in a queue.
 #[derive(Default)]
 pub(in crate::limiter) struct WaitingNow {
     count: AtomicU32,
@@ -48,13 +48,11 @@ impl WaitingNow {
     }
 
     /// Sets the flows that wait.
-    pub(in crate::limiter) fn set_flows(&self, flows: impl Iterator<Item = FlowWaiting>) {
-        let mut known = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        known.clear();
-        known.extend(flows);
+    pub(in crate::limiter) fn set_flows(&self, flows: Vec<FlowWaiting>) {
+        *self.flows.lock().unwrap_or_else(PoisonError::into_inner) = flows;
     }
 
-    /// Looks at the flows that wait. One may come several times.
+    /// Looks at the flows that wait.
     pub(in crate::limiter) fn each_flow(&self, look: impl FnMut(&FlowWaiting)) {
         self.flows.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(look);
     }

@@ -83,9 +83,14 @@ impl Shares {
     /// Returns how many requests of each class wait; of all together where callers share nothing. Those that have not asked yet have no class,
     /// and count in the last one.
     pub(super) fn by_class(&self, active: &ActiveLimiter) -> Vec<u64> {
-        let limiter = active.limiter();
+        match active.limiter().share() {
+            Some(share) => self.of_classes(active, share),
+            None => vec![active.counts.waiting().into()],
+        }
+    }
+
+    fn of_classes(&self, active: &ActiveLimiter, share: &QuotaShare) -> Vec<u64> {
         let all = u64::from(active.counts.waiting());
-        let Some(share) = limiter.share() else { return vec![all] };
         let mut waiting = vec![0; share.classes.len()];
         for (flow, standing) in self.of(active) {
             waiting[share.member(flow).class] += standing.waiting;
@@ -104,7 +109,8 @@ impl Shares {
         let mut flows: Vec<FlowStatus> =
             self.of(active).map(|(flow, standing)| flow_status(share, flow, standing, now)).collect();
         flows.sort_by_key(|flow| (std::cmp::Reverse(flow.longest_wait), flow.flow));
-        let waiting = self.by_class(active);
+        // Of the same share: a reload may put another one in force meanwhile.
+        let waiting = self.of_classes(active, share);
         let class_status = |(place, class): (usize, &Class)| {
             let (granted, refused) = metrics.class(place).counted();
             let waits = flows.iter().filter(|flow| flow.class == place).map(|flow| flow.longest_wait);
@@ -121,5 +127,11 @@ impl Shares {
 fn flow_status(share: &QuotaShare, flow: Flow, standing: Standing, now: Moment) -> FlowStatus {
     let Standing { waiting, since } = standing;
     let longest_wait = Micros::to_duration(now - since);
-    FlowStatus { name: share.name_of(flow), flow, class: share.member(flow).class, waiting, longest_wait }
+    FlowStatus {
+        name: share.names.get(&flow.member).cloned(),
+        flow,
+        class: share.member(flow).class,
+        waiting,
+        longest_wait,
+    }
 }

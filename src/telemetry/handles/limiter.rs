@@ -124,6 +124,11 @@ impl LimiterMetrics {
         &classes[place.min(classes.len() - 1)]
     }
 
+    /// Returns the number of classes: one if callers do not share the limiter.
+    pub fn classes(&self) -> usize {
+        self.shared.classes.len()
+    }
+
     /// Returns how many requests waited, by [`WAIT_SECONDS`](crate::telemetry::metrics::WAIT_SECONDS), and beyond the last bound.
     pub fn wait_counts(&self) -> Vec<u64> {
         let mut counts = self.class(0).wait_counts();

@@ -1,5 +1,5 @@
-//! The core of the worker of a queue whose callers share the quota by classes and weights. Pure, as [`core`](super::core) is, with the same
-//! events and actions.
+//! The core of the worker of a queue whose callers share the quota by classes and weights, or whose limiters have costs of their own. Pure, as
+//! [`core`](super::core) is, with the same events and actions.
 //!
 //! The requests without a slot stand in the store's line, all replicas' together: this core says how many wait in each lane, and is dealt slots
 //! a little ahead of their time. So nothing has to be traded, moved or taken back: a request that leaves before is only counted no more, and
@@ -66,7 +66,7 @@ struct Lane {
     wait: Micros,
 }
 
-/// What the next calls have to put in order.
+/// Work for the next calls.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Owed {
     /// The epoch in which all slots of the store were dealt.
@@ -122,11 +122,11 @@ struct Sent {
     unused: Vec<Unneeded>,
 }
 
-/// What a call tells of a lane.
+/// The part of a call that is about a lane.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct SentWant {
     key: LaneKey,
-    /// What had been told of before.
+    /// The requests that had been told of before.
     told_until: Moment,
     /// When the last request of each group came.
     groups: Vec<Moment>,
@@ -140,7 +140,7 @@ pub(in crate::limiter) struct Worker {
     lanes: BTreeMap<LaneKey, Lane>,
     owed: Owed,
     calls: Calls,
-    /// What the store is, as last told.
+    /// The state of the store, as last told.
     link: Link,
     pause: Pause,
     stay: Stay,
@@ -209,7 +209,7 @@ impl Worker {
         for (slot, costs, count, generations) in unused {
             // They are of nobody's flow.
             let key = LaneKey { flow: Flow::of(&[]), costs };
-            // What the other core booked is in the limiters, and not in the ceilings.
+            // The other core's bookings are in the limiters, and not in the ceilings.
             let all = generations.iter().copied().chain(std::iter::repeat(0));
             let generations = all.take(self.limits.refs.len()).collect();
             self.owed.unused.push_back(Unneeded { key, slot, count, generations });
@@ -275,7 +275,7 @@ impl Worker {
             Event::Reporting(is_reported) => self.pause.is_reported = is_reported,
             Event::Kept(is_kept) => self.stay.is_kept = is_kept,
             Event::Close => self.close(now, out),
-            // What a call that was given up was dealt lies ready in the line. Nothing is traded or prefetched here, and each replica that
+            // Slots that were dealt to a call that was given up lie ready in the line. Nothing is traded or prefetched here, and each replica that
             // holds slots calls often enough.
             Event::AnsweredLate(..) | Event::Freed(_) | Event::Prefetched(_) | Event::Heard(_) => {}
         }
@@ -300,12 +300,22 @@ impl Worker {
         self.lanes.values().map(|lane| lane.queue.waiting()).sum()
     }
 
-    /// Returns the flows that wait. One comes as often as its requests have different costs.
-    pub(in crate::limiter) fn flows(&self) -> impl Iterator<Item = FlowWaiting> {
-        self.lanes.iter().filter_map(|(LaneKey { flow, .. }, lane)| {
+    /// Returns the flows that wait.
+    pub(in crate::limiter) fn flows(&self) -> Vec<FlowWaiting> {
+        let mut flows: Vec<FlowWaiting> = Vec::new();
+        // The lanes of a flow stand beside each other.
+        for (LaneKey { flow, .. }, lane) in &self.lanes {
+            let Some(since) = lane.queue.first_arrived() else { continue };
             let count = u32::try_from(lane.queue.waiting()).unwrap_or(u32::MAX);
-            Some(FlowWaiting { flow: *flow, count, since: lane.queue.first_arrived()? })
-        })
+            match flows.last_mut() {
+                Some(last) if last.flow == *flow => {
+                    last.count = last.count.saturating_add(count);
+                    last.since = last.since.min(since);
+                }
+                _ => flows.push(FlowWaiting { flow: *flow, count, since }),
+            }
+        }
+        flows
     }
 
     /// Returns when the first waiting request arrived.
