@@ -21,7 +21,7 @@ pub(crate) enum Found {
 
 /// Returns the value at each path; `None` if the document is no JSON.
 pub(crate) fn values_at(document: &[u8], paths: &[JsonPath]) -> Option<Vec<Found>> {
-    // What is skipped is not checked for UTF-8 otherwise.
+    // A skipped value is not checked for UTF-8 otherwise.
     let document = std::str::from_utf8(document).ok()?;
     let mut found = vec![Found::default(); paths.len()];
     let all: Vec<_> = paths.iter().enumerate().map(|(index, path)| (index, path.steps())).collect();
@@ -145,7 +145,7 @@ impl<'de> Visitor<'de> for Walk<'_> {
 }
 
 /// Returns the index that a step names, in the one form that an index has.
-fn index(step: &str) -> Option<usize> {
+pub(super) fn index(step: &str) -> Option<usize> {
     let is_canonical =
         step == "0" || (!step.starts_with('0') && step.bytes().all(|byte| byte.is_ascii_digit()));
     step.parse().ok().filter(|_| is_canonical)

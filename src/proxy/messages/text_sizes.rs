@@ -5,6 +5,7 @@
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::config::model::JsonPath;
+use crate::proxy::messages::json_values;
 
 /// A text without a space that is longer is taken for data, such as an image.
 const DATA_BYTES_MIN: usize = 1024;
@@ -35,14 +36,17 @@ impl TextSize {
         self.images += other.images;
     }
 
-    fn add_text(&mut self, text: &str) {
+    fn of_bytes(bytes: usize) -> TextSize {
+        TextSize { bytes: bytes as u64, ..TextSize::default() }
+    }
+
+    fn of_text(text: &str) -> TextSize {
         let is_base64 = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/=-_".contains(byte);
         let data = text.split_once(";base64,").map_or(text, |(_, data)| data);
         if data.len() >= DATA_BYTES_MIN && data.as_bytes().iter().all(is_base64) {
-            self.data += 1;
-            self.data_bytes += text.len() as u64;
+            TextSize { data: 1, data_bytes: text.len() as u64, ..TextSize::default() }
         } else {
-            self.bytes += text.len() as u64;
+            TextSize::of_bytes(text.len())
         }
     }
 }
@@ -71,11 +75,11 @@ impl<'de> DeserializeSeed<'de> for Locate<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        // What stands further inside is part of it.
+        // A path that leads further inside is part of it.
         let Some((path, _)) = self.ways.iter().find(|(_, steps)| steps.is_empty()) else {
             return deserializer.deserialize_any(self);
         };
-        let size = Measure.deserialize(deserializer)?;
+        let size = Measure { is_kind: false }.deserialize(deserializer)?;
         self.found[*path].get_or_insert_default().add(size);
         Ok(())
     }
@@ -131,7 +135,7 @@ impl<'de> Visitor<'de> for Locate<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
         for index in 0_usize.. {
             let next = self.ways.iter().filter_map(|(path, steps)| Some((*path, steps.split_first()?)));
-            let here = next.filter(|(_, (step, _))| step.parse() == Ok(index));
+            let here = next.filter(|(_, (step, _))| json_values::index(step) == Some(index));
             let inside: Vec<Way<'_>> = here.map(|(path, (_, rest))| (path, rest)).collect();
             let element = if inside.is_empty() {
                 elements.next_element::<IgnoredAny>()?.map(|_| ())
@@ -148,19 +152,16 @@ impl<'de> Visitor<'de> for Locate<'_> {
 
 /// Measures a value with all that it holds.
 #[derive(Clone, Copy)]
-struct Measure;
+struct Measure {
+    /// A text may say that what it is in is an image.
+    is_kind: bool,
+}
 
 impl<'de> DeserializeSeed<'de> for Measure {
     type Value = TextSize;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<TextSize, D::Error> {
         deserializer.deserialize_any(self)
-    }
-}
-
-impl Measure {
-    fn of_bytes(bytes: usize) -> TextSize {
-        TextSize { bytes: bytes as u64, ..TextSize::default() }
     }
 }
 
@@ -172,109 +173,46 @@ impl<'de> Visitor<'de> for Measure {
     }
 
     fn visit_bool<E: Error>(self, _: bool) -> Result<TextSize, E> {
-        Ok(Measure::of_bytes(4))
+        Ok(TextSize::of_bytes(4))
     }
 
     fn visit_i64<E: Error>(self, value: i64) -> Result<TextSize, E> {
-        Ok(Measure::of_bytes(value.to_string().len()))
+        Ok(TextSize::of_bytes(value.to_string().len()))
     }
 
     fn visit_u64<E: Error>(self, value: u64) -> Result<TextSize, E> {
-        Ok(Measure::of_bytes(value.to_string().len()))
+        Ok(TextSize::of_bytes(value.to_string().len()))
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<TextSize, E> {
-        Ok(Measure::of_bytes(value.to_string().len()))
+        Ok(TextSize::of_bytes(value.to_string().len()))
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<TextSize, E> {
-        let mut size = TextSize::default();
-        size.add_text(text);
-        Ok(size)
+        let is_image = matches!(text, "image" | "image_url" | "input_image") || text.starts_with("image/");
+        Ok(TextSize { images: (self.is_kind && is_image).into(), ..TextSize::of_text(text) })
     }
 
     fn visit_unit<E: Error>(self) -> Result<TextSize, E> {
-        Ok(Measure::of_bytes(4))
+        Ok(TextSize::of_bytes(4))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<TextSize, A::Error> {
         let mut size = TextSize::default();
         while let Some(name) = members.next_key::<String>()? {
             size.bytes += name.len() as u64;
-            let names_kind = matches!(&*name, "type" | "mimeType" | "mime_type");
-            let value = members.next_value_seed(Named { names_kind })?;
-            size.add(value);
+            let is_kind = matches!(&*name, "type" | "mimeType" | "mime_type");
+            size.add(members.next_value_seed(Measure { is_kind })?);
         }
         Ok(size)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<TextSize, A::Error> {
         let mut size = TextSize::default();
-        while let Some(element) = elements.next_element_seed(Measure)? {
+        while let Some(element) = elements.next_element_seed(Measure { is_kind: false })? {
             size.add(element);
         }
         Ok(size)
-    }
-}
-
-/// A member's value, which may say that what it is in is an image.
-struct Named {
-    names_kind: bool,
-}
-
-impl<'de> DeserializeSeed<'de> for Named {
-    type Value = TextSize;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<TextSize, D::Error> {
-        if self.names_kind {
-            deserializer.deserialize_any(Kind)
-        } else {
-            deserializer.deserialize_any(Measure)
-        }
-    }
-}
-
-/// Measures a text that may be the kind of an image.
-struct Kind;
-
-impl<'de> Visitor<'de> for Kind {
-    type Value = TextSize;
-
-    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("any value")
-    }
-
-    fn visit_bool<E: Error>(self, value: bool) -> Result<TextSize, E> {
-        Measure.visit_bool(value)
-    }
-
-    fn visit_i64<E: Error>(self, value: i64) -> Result<TextSize, E> {
-        Measure.visit_i64(value)
-    }
-
-    fn visit_u64<E: Error>(self, value: u64) -> Result<TextSize, E> {
-        Measure.visit_u64(value)
-    }
-
-    fn visit_f64<E: Error>(self, value: f64) -> Result<TextSize, E> {
-        Measure.visit_f64(value)
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<TextSize, E> {
-        let is_image = matches!(text, "image" | "image_url" | "input_image") || text.starts_with("image/");
-        Ok(TextSize { images: is_image.into(), ..Measure::of_bytes(text.len()) })
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<TextSize, E> {
-        Measure.visit_unit()
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<TextSize, A::Error> {
-        Measure.visit_map(members)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, elements: A) -> Result<TextSize, A::Error> {
-        Measure.visit_seq(elements)
     }
 }
 
