@@ -102,8 +102,8 @@ impl Court {
         wait_max: Option<u64>,
     ) -> u64 {
         self.next += 1;
-        let states = states.to_vec();
-        self.see(at, &Event::Arrived { request: self.next, replica, states, cost, wait_max });
+        let costs = states.iter().map(|state| (*state, cost)).collect();
+        self.see(at, &Event::Arrived { request: self.next, replica, costs, wait_max });
         self.next
     }
 

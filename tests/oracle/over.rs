@@ -291,7 +291,7 @@ fn a_settled_cost_counts_as_the_lower_one() {
     for algorithm in [Algorithm::SlidingWindow, Algorithm::FixedWindow, Algorithm::TokenBucket { burst: 4 }] {
         let mut court = court(algorithm);
         court.pass(5 * S, 4);
-        court.see(5 * S + MS, &Event::Settled { replica: 0, states: vec![STATE], sent_at: 5 * S, less: 3 });
+        court.see(5 * S + MS, &Event::Settled { replica: 0, less: vec![(STATE, 3)], sent_at: 5 * S });
         court.pass(5 * S + 2 * MS, 3);
         assert_eq!(court.whats(), [], "{algorithm:?}");
         court.pass(5 * S + 3 * MS, 1);

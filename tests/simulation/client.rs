@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use weir::limiter::model::{Flow, Permits, Refusal};
+use weir::limiter::model::{Costs, Flow, Permits, Refusal};
 use weir::limiter::{Demand, Entered, LimiterSet, Partition, Permit, UpstreamSignal};
 
 /// A command of an operator.
@@ -83,8 +83,8 @@ impl Notes {
 pub struct UpstreamAnswer {
     /// Its signals about its quota.
     pub signal: Option<UpstreamSignal>,
-    /// The true cost of the request.
-    pub cost: Option<u64>,
+    /// The true cost of the request at each limiter; empty if nobody settles it.
+    pub costs: Vec<u64>,
 }
 
 /// The answers on their way, by request. The world puts them in when it sees that a request was sent.
@@ -108,8 +108,9 @@ pub struct Request {
     pub route: usize,
     /// The partitions, in the order of the route's limiters.
     pub partitions: Vec<Option<Partition>>,
-    pub cost: Permits,
-    /// Who asks, where callers share the quota.
+    /// The cost at each limiter.
+    pub costs: Vec<u64>,
+    /// The caller, where callers share the quota.
     pub flow: Flow,
     /// The longest wait that the request names.
     pub wait_max: Option<Duration>,
@@ -160,15 +161,17 @@ impl Request {
             if let Some(signal) = answer.signal {
                 limiter_set.report_upstream(&self.partitions, &receipt, signal);
             }
-            if let Some(cost) = answer.cost {
-                limiter_set.settle(&self.partitions, &receipt, |_, _| cost);
+            if !answer.costs.is_empty() {
+                let used = |place: usize, taken| answer.costs.get(place).copied().unwrap_or(taken);
+                limiter_set.settle(&self.partitions, &receipt, used);
             }
         }
     }
 
     /// Takes the permit of the request, and makes sure that it is good right before it is used.
     async fn granted(&self, limiter_set: &LimiterSet, notes: &Notes) -> Result<Permit, Refusal> {
-        let demand = Demand { costs: self.cost.into(), wait_max: self.wait_max, flow: self.flow };
+        let costs = Costs::each_or_same(self.costs.iter().copied()).unwrap_or(Permits::ONE.into());
+        let demand = Demand { costs, wait_max: self.wait_max, flow: self.flow };
         let mut permit = match limiter_set.enter(&self.partitions, demand).await? {
             Entered::Granted(permit) => permit,
             Entered::Waiting(ticket) => {

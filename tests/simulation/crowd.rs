@@ -61,7 +61,7 @@ const SHORT_WAITING: u64 = 500;
 pub fn short_form() -> Result<bool, String> {
     let mut is_good = true;
     for (change, limiters, algorithm) in SHORT {
-        let shown = Crowd { change, limiters, algorithm, waiting: SHORT_WAITING }.run(1)?;
+        let shown = Crowd { change, limiters, algorithm, waiting: SHORT_WAITING, costs: 1 }.run(1)?;
         let is_short = shown["instructions"].as_u64().is_some_and(|most| most <= INSTRUCTIONS_MAX);
         let is_ordered = shown["inverted_percent"].as_f64().is_some_and(|percent| percent <= INVERTED_MAX);
         let finding = match (is_short, is_ordered) {
@@ -82,6 +82,8 @@ pub struct Crowd {
     pub limiters: usize,
     pub algorithm: AlgorithmName,
     pub waiting: u64,
+    /// How many different costs requests have, of all limiters but the first, if there is more than one.
+    pub costs: u64,
 }
 
 impl Crowd {
@@ -96,7 +98,11 @@ impl Crowd {
         };
         let limiter = |place: usize| Limiter {
             name: format!("limiter-{place}"),
-            limits: vec![Limit { rate: 200, per: SECOND, algorithm }],
+            limits: vec![Limit {
+                rate: if place > 0 { 200 * self.costs } else { 200 },
+                per: SECOND,
+                algorithm,
+            }],
             queue: Some((120 * SECOND, 2 * self.waiting)),
             policy: "local",
             group: None,
@@ -114,7 +120,8 @@ impl Crowd {
             limiters: limiters.iter().map(|limiter| limiter.name.clone()).collect(),
             partitions: 1,
             demand: all as f64 * SECOND as f64 / COMES_IN as f64,
-            cost_max: 1,
+            cost_max: self.costs,
+            has_own_costs: self.costs > 1,
             hasty_percent: 0,
             leaving_percent: 0,
             settled_percent: 0,
@@ -164,6 +171,7 @@ impl Crowd {
             "change": format!("{:?}", self.change),
             "limiters": self.limiters,
             "algorithm": format!("{:?}", self.algorithm),
+            "costs": self.costs,
             "sent": outcome.sent.len(),
             "instructions": outcome.longest_script,
             "inverted_percent": inverted_percent(&moved),

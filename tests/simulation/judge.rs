@@ -16,6 +16,9 @@ const UNHEALED: u64 = 2 << 32;
 /// How long a replica may act on what it heard last.
 const LEASE: u64 = 500 * MILLI;
 
+/// A partition of a limiter: `None` for one without a key.
+pub type State = (String, Option<u64>);
+
 /// The oracle of a run, and what it has found.
 pub struct Judge {
     oracle: Oracle,
@@ -76,11 +79,12 @@ impl Judge {
         self.names.iter().position(|name| name == limiter).and_then(|place| u32::try_from(place).ok())
     }
 
-    fn states(&self, states: &[(String, Option<u64>)]) -> Vec<oracle::State> {
-        let state = |(limiter, partition): &(String, Option<u64>)| {
-            Some(oracle::State { limiter: self.number(limiter)?, partition: *partition })
+    /// Returns the states with a number of permits of each.
+    fn permits(&self, states: &[State], permits: &[u64]) -> Vec<(oracle::State, u64)> {
+        let of = |((limiter, partition), permits): (&State, &u64)| {
+            Some((oracle::State { limiter: self.number(limiter)?, partition: *partition }, *permits))
         };
-        states.iter().filter_map(state).collect()
+        states.iter().zip(permits).filter_map(of).collect()
     }
 
     /// A configuration comes into force: in one replica, at its start or later, or, without one named, in all that run.
@@ -99,12 +103,11 @@ impl Judge {
         at: u64,
         request: u64,
         replica: usize,
-        states: &[(String, Option<u64>)],
-        cost: u64,
+        (states, costs): (&[State], &[u64]),
         wait_max: Option<u64>,
     ) {
-        let states = self.states(states);
-        self.observe(at, &Event::Arrived { request, replica, states, cost, wait_max });
+        let costs = self.permits(states, costs);
+        self.observe(at, &Event::Arrived { request, replica, costs, wait_max });
     }
 
     /// A request has a place in the queue.
@@ -127,10 +130,10 @@ impl Judge {
         self.observe(at, &Event::Sent { request, store_clock });
     }
 
-    /// A request that was just sent has cost less than it took.
-    pub fn settled(&mut self, at: u64, replica: usize, states: &[(String, Option<u64>)], less: u64) {
-        let states = self.states(states);
-        self.observe(at, &Event::Settled { replica, states, sent_at: at, less });
+    /// A request that was just sent has cost so much less than it took.
+    pub fn settled(&mut self, at: u64, replica: usize, states: &[State], less: &[u64]) {
+        let less = self.permits(states, less);
+        self.observe(at, &Event::Settled { replica, less, sent_at: at });
     }
 
     /// A request was refused.

@@ -46,6 +46,7 @@ enum MixName {
     Standard,
     Calm,
     Share,
+    Tokens,
 }
 
 impl From<MixName> for Mix {
@@ -55,6 +56,7 @@ impl From<MixName> for Mix {
             MixName::Standard => Mix::Standard,
             MixName::Calm => Mix::Calm,
             MixName::Share => Mix::Share,
+            MixName::Tokens => Mix::Tokens,
         }
     }
 }
@@ -111,6 +113,9 @@ struct Arguments {
     algorithm: AlgorithmName,
     #[arg(long, default_value_t = 3000)]
     waiting: u64,
+    /// How many different costs the requests of the crowd have.
+    #[arg(long, default_value_t = 1)]
+    costs: u64,
     /// Lets the store stand still for a second while requests of so many partitions wait, and prints how much is used when it is back.
     #[arg(long, value_name = "PARTITIONS")]
     stall: Option<u64>,
@@ -160,7 +165,8 @@ fn simulate(arguments: &Arguments) -> Result<bool, String> {
     }
     if let Some(change) = arguments.change {
         let (limiters, algorithm) = (usize::from(arguments.limiters), arguments.algorithm);
-        let crowd = Crowd { change, limiters, algorithm, waiting: arguments.waiting };
+        let Arguments { waiting, costs, .. } = *arguments;
+        let crowd = Crowd { change, limiters, algorithm, waiting, costs };
         println!("{}", crowd.run(arguments.seed.unwrap_or(1))?);
         return Ok(true);
     }

@@ -27,11 +27,13 @@ pub enum Mix {
     Calm,
     /// Everything, with one limiter whose quota callers share.
     Share,
+    /// Everything, with two limiters of one route that have costs of their own, most of which are settled by the response.
+    Tokens,
 }
 
 impl Mix {
     fn is_random(self) -> bool {
-        matches!(self, Mix::Random | Mix::Share)
+        matches!(self, Mix::Random | Mix::Share | Mix::Tokens)
     }
 }
 
@@ -89,6 +91,8 @@ pub struct Route {
     pub demand: f64,
     /// The highest cost of a request.
     pub cost_max: u64,
+    /// True if a request costs one permit of the first limiter, and only the others have a cost.
+    pub has_own_costs: bool,
     /// The part of the requests that name a shorter wait, in percent.
     pub hasty_percent: u64,
     /// The part of the clients that go away while they wait, in percent.
@@ -134,9 +138,17 @@ impl Plan {
         let mut rng = Rng::with_seed(seed);
         let replicas = if mix == Mix::Standard { 3 } else { rng.usize(1..=5).min(rng.usize(1..=5) + 1) };
         let mut limiters: Vec<Limiter> = Vec::new();
-        let count = if mix == Mix::Random { [1, 1, 1, 2, 2, 3][rng.usize(..6)] } else { 1 };
+        let count = match mix {
+            Mix::Random => [1, 1, 1, 2, 2, 3][rng.usize(..6)],
+            Mix::Tokens => 2,
+            _ => 1,
+        };
         for place in 0..count {
             limiters.push(Limiter::draw(format!("limiter-{place}"), mix, &mut rng));
+        }
+        if mix == Mix::Tokens {
+            let (first, second) = limiters.split_at_mut(1);
+            second[0].serve_with(&mut first[0]);
         }
         let is_quiet = mix.is_random() && rng.u8(..3) == 0;
         let routes = draw_routes(&limiters, mix, is_quiet, &mut rng);
@@ -210,7 +222,17 @@ impl Plan {
         );
         text.push_str("limiters:\n");
         configuration.limiters.iter().for_each(|limiter| limiter.write(&mut text));
-        text.push_str("routes:\n  - {name: all, match: {}, upstream: \"http://127.0.0.1:1\"}\n");
+        text.push_str("routes:\n  - {name: all, match: {}, upstream: \"http://127.0.0.1:1\"");
+        if self.routes.iter().any(|route| route.has_own_costs) {
+            // Without it no limiter would have a cost of its own.
+            let name = |(place, limiter): (usize, &Limiter)| match place {
+                0 => limiter.name.clone(),
+                _ => format!("{{name: {}, cost: {{header: x-cost}}}}", limiter.name),
+            };
+            let names: Vec<String> = configuration.limiters.iter().enumerate().map(name).collect();
+            let _ = write!(text, ", limiters: [{}]", names.join(", "));
+        }
+        text.push_str("}\n");
         text
     }
 
@@ -303,6 +325,14 @@ impl Limiter {
         }
     }
 
+    /// Makes two limiters fit for one route whose limiters have costs of their own.
+    fn serve_with(&mut self, other: &mut Limiter) {
+        other.is_per_replica = false;
+        self.is_per_replica = false;
+        (self.is_keyed, self.policy) = (other.is_keyed, other.policy);
+        self.queue = other.queue.and(self.queue.or(other.queue));
+    }
+
     fn write(&self, text: &mut String) {
         let _ = write!(text, "  {}:\n    limits: [", self.name);
         for (place, limit) in self.limits.iter().enumerate() {
@@ -366,7 +396,9 @@ impl Configuration {
 
 fn draw_routes(limiters: &[Limiter], mix: Mix, is_quiet: bool, rng: &mut Rng) -> Vec<Route> {
     let is_random = mix.is_random();
-    let shared = limiters.len() > 1 && rng.bool() && limiters.iter().all(|one| !one.is_per_replica);
+    let has_own_costs = mix == Mix::Tokens;
+    let shared =
+        limiters.len() > 1 && (has_own_costs || rng.bool()) && limiters.iter().all(|one| !one.is_per_replica);
     let sets: Vec<Vec<&Limiter>> =
         if shared { vec![limiters.iter().collect()] } else { limiters.iter().map(|one| vec![one]).collect() };
     let mut draw = |set: &Vec<&Limiter>| {
@@ -375,12 +407,17 @@ fn draw_routes(limiters: &[Limiter], mix: Mix, is_quiet: bool, rng: &mut Rng) ->
         // Where there is no demand, nobody can say what is not used.
         let factor =
             if is_random && !is_quiet { [0.1, 0.5, 1.0, 1.5, 3.0, 3.0][rng.usize(..6)] } else { 3.0 };
-        let smallest = set.iter().flat_map(|one| &one.limits).map(cost_max).min().unwrap_or(1);
+        let costly = set.iter().skip(usize::from(has_own_costs));
+        let smallest = costly.flat_map(|one| &one.limits).map(cost_max).min().unwrap_or(1);
         // Without faults too, some have costs, and clients that leave or are in haste.
         let is_varied = is_random || (mix == Mix::Calm && rng.bool());
         // A run that varies without faults varies a lot: it has nothing else to show.
         let often = |odds: u8| if mix == Mix::Calm { 2 } else { odds };
-        let cost_max = if is_varied && rng.u8(..often(4)) == 0 { smallest.min(5) } else { 1 };
+        let cost_max = match mix {
+            Mix::Tokens => rng.u64(1..=smallest),
+            _ if is_varied && rng.u8(..often(4)) == 0 => smallest.min(5),
+            _ => 1,
+        };
         let percent = |rng: &mut Rng, odds: u8, most: u64| {
             if is_varied && rng.u8(..often(odds)) == 0 { rng.u64(1..=most) } else { 0 }
         };
@@ -390,9 +427,10 @@ fn draw_routes(limiters: &[Limiter], mix: Mix, is_quiet: bool, rng: &mut Rng) ->
             partitions,
             demand: (pace * factor * partitions as f64 * 2.0 / (1 + cost_max) as f64).max(0.3),
             cost_max,
+            has_own_costs,
             hasty_percent: percent(rng, 4, 50),
             leaving_percent: percent(rng, 4, 50),
-            settled_percent: percent(rng, 8, 30),
+            settled_percent: if has_own_costs { rng.u64(30..=100) } else { percent(rng, 8, 30) },
         }
     };
     sets.iter().map(&mut draw).collect()

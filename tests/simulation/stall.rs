@@ -54,6 +54,7 @@ impl Stall {
             partitions: 1000 * self.partitions,
             demand: self.partitions as f64 * SECOND as f64 / COMES_IN as f64,
             cost_max: 1,
+            has_own_costs: false,
             hasty_percent: 0,
             leaving_percent: 0,
             settled_percent: 0,

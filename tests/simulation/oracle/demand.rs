@@ -99,7 +99,7 @@ fn count_share(state: &StateUse, limiter: &Limiter, now: u64, share: &mut Share)
     if !has_demand(state, limiter, now.saturating_sub(2 * per), now) {
         return;
     }
-    // What a bucket had left from before is no use of this window.
+    // The permits that a bucket had left from before are no use of this window.
     let used = state.history.used(end.saturating_sub(per), end).min(rule.last().rate);
     let of_tick = |permits: u64| u128::from(permits) * 1000 * u128::from(TICK) / u128::from(per);
     share.room += of_tick(used.max(usable(rule, state)));

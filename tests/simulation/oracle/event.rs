@@ -163,8 +163,8 @@ pub(crate) enum Event {
     /// A start or a reload of the whole fleet, or of one replica. While replicas differ, the loosest of their
     /// configurations is judged by; the next one of the whole fleet ends that.
     Configured { replica: Option<usize>, limiters: Vec<LimiterModel> },
-    /// A request has come to a replica.
-    Arrived { request: u64, replica: usize, states: Vec<State>, cost: u64, wait_max: Option<u64> },
+    /// A request has come to a replica, with its cost at each state.
+    Arrived { request: u64, replica: usize, costs: Vec<(State, u64)>, wait_max: Option<u64> },
     /// A request has a place in the queue.
     Waiting { request: u64 },
     /// A request has its turn, and waits for its connection, which takes its own time.
@@ -177,8 +177,8 @@ pub(crate) enum Event {
     Refused { request: u64, why: Why, store_clock: u64 },
     /// The client went away.
     Left { request: u64 },
-    /// The true cost of a request, sent at `sent_at`, was lower by `less`. Higher costs are not told: no one can know them.
-    Settled { replica: usize, states: Vec<State>, sent_at: u64, less: u64 },
+    /// The true cost of a request, sent at `sent_at`, was lower by `less` at each state. Higher costs are not told: no one can know them.
+    Settled { replica: usize, less: Vec<(State, u64)>, sent_at: u64 },
     /// A fault begins; `fault` is its number.
     FaultBegins { fault: u64, kind: FaultKind },
     /// A fault is over.

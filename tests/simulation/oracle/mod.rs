@@ -176,8 +176,8 @@ impl Oracle {
                 });
                 self.faults.disturb(at);
             }
-            Event::Arrived { request, replica, states, cost, wait_max } => {
-                self.arrive(*request, *replica, states, *cost, *wait_max);
+            Event::Arrived { request, replica, costs, wait_max } => {
+                self.arrive(*request, *replica, costs, *wait_max);
             }
             Event::Waiting { request } => self.wait(*request),
             Event::Connecting { request } => {
@@ -188,8 +188,8 @@ impl Oracle {
             Event::Sent { request, store_clock } => self.send(*request, *store_clock),
             Event::Refused { request, why, store_clock } => self.refuse(*request, *why, *store_clock),
             Event::Left { request } => self.leave(*request),
-            Event::Settled { replica, states, sent_at, less } => {
-                for state in states {
+            Event::Settled { replica, less, sent_at } => {
+                for (state, less) in less {
                     let key = self.key(*state, *replica);
                     if let Some(state) = self.states.get_mut(&key) {
                         state.settle(*sent_at, *less);

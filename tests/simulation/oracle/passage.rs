@@ -1,5 +1,7 @@
 //! A request from its arrival to its answer, and the checks that it meets on its way.
 
+use std::rc::Rc;
+
 use super::event::{State, Why};
 use super::finding::{Evidence, What};
 use super::room::Refused;
@@ -15,23 +17,27 @@ impl Oracle {
         &mut self,
         number: u64,
         replica: usize,
-        states: &[State],
-        cost: u64,
+        costs: &[(State, u64)],
         wait_max: Option<u64>,
     ) {
-        let enforced =
-            || states.iter().filter_map(|state| Some((state, self.limiters.enforced(state.limiter)?)));
-        let waits = enforced().map(|(_, limiter)| limiter.model.wait_max.unwrap_or(0));
+        let enforced = || {
+            costs
+                .iter()
+                .filter_map(|(state, cost)| Some((*state, *cost, self.limiters.enforced(state.limiter)?)))
+        };
+        let waits = enforced().map(|(_, _, limiter)| limiter.model.wait_max.unwrap_or(0));
         let own_wait = wait_max.unwrap_or(u64::MAX);
         let wait = waits.min().unwrap_or(0).min(own_wait);
-        let waiting_max = enforced().map(|(_, limiter)| limiter.model.max_waiting).min().unwrap_or(u64::MAX);
+        let waiting_max =
+            enforced().map(|(_, _, limiter)| limiter.model.max_waiting).min().unwrap_or(u64::MAX);
         let takes: Takes =
-            enforced().map(|(state, limiter)| (self.key(*state, replica), limiter.version)).collect();
-        for (key, _) in takes.iter() {
+            enforced().map(|(state, _, limiter)| (self.key(state, replica), limiter.version)).collect();
+        let costs: Rc<[u64]> = enforced().map(|(_, cost, _)| cost).collect();
+        for ((key, _), cost) in takes.iter().zip(&*costs) {
             let state = self.states.entry(*key).or_default();
-            state.arrive(self.now, cost, wait >= demand::WAIT_MIN, takes.len() == 1);
+            state.arrive(self.now, *cost, wait >= demand::WAIT_MIN, takes.len() == 1);
         }
-        let arrival = Arrival { number, replica, takes, cost, own_wait, wait, waiting_max };
+        let arrival = Arrival { number, replica, takes, costs, own_wait, wait, waiting_max };
         self.requests.arrive(self.now, arrival, self.settings.floor_wait, &self.faults);
     }
 
@@ -55,9 +61,9 @@ impl Oracle {
             self.counts.senseless += 1;
             return None;
         };
-        for (key, _) in request.takes.iter() {
-            if let Some(state) = self.states.get_mut(key) {
-                state.unanswered = state.unanswered.saturating_sub(request.cost);
+        for (key, cost) in request.taken() {
+            if let Some(state) = self.states.get_mut(&key) {
+                state.unanswered = state.unanswered.saturating_sub(cost);
             }
         }
         Some(request)
@@ -70,13 +76,13 @@ impl Oracle {
         self.counts.sent += 1;
         let late = waits::judge_wait(&request, self.now, &self.faults);
         self.report(What::Waited, &request, late);
-        let write = over::Request { at: self.now, cost: request.cost, store_clock };
-        for (key, _) in request.takes.iter() {
+        for (key, cost) in request.taken() {
             // A reload may have put the limiter into shadow mode since the request came, or taken it away.
             let Some(limiter) = self.limiters.enforced(key.state.limiter) else { continue };
-            let state = self.states.entry(*key).or_default();
-            state.history.push(self.now, request.cost);
+            let state = self.states.entry(key).or_default();
+            state.history.push(self.now, cost);
             state.store_ahead = store_clock.checked_signed_diff(self.now);
+            let write = over::Request { at: self.now, cost, store_clock };
             let evidence = over::judge(state, limiter, &self.faults, write, self.stepped);
             self.reports.judge(self.now, What::Over, limiter.named(), evidence);
         }
@@ -128,16 +134,16 @@ impl Oracle {
 
     /// Judges a refusal for want of a permit: some limit of some state must have had no room.
     fn judge_refusal(&mut self, request: &Request, store_clock: u64) {
-        let Request { cost, arrived, replica, .. } = *request;
+        let Request { arrived, replica, .. } = *request;
         let margin = self.settings.refusal_margin;
         let decided = margin.map_or(self.now, |margin| arrived.saturating_sub(margin));
-        let refused = Refused { at: self.now, decided, cost, arrived, replica, store_clock };
         let mut found: Option<(Evidence, u32)> = None;
-        for (key, _) in request.takes.iter() {
+        for (key, cost) in request.taken() {
+            let refused = Refused { at: self.now, decided, cost, arrived, replica, store_clock };
             let limiter = self.limiters.enforced(key.state.limiter).filter(|limiter| {
                 room::is_judged(limiter, &self.limiters, &self.faults, refused, self.settings.lease)
             });
-            let (Some(limiter), Some(state)) = (limiter, self.states.get_mut(key)) else { return };
+            let (Some(limiter), Some(state)) = (limiter, self.states.get_mut(&key)) else { return };
             match room::room(state, limiter, refused, self.settings.prefetch_percent) {
                 Some(evidence) => found = Some((evidence, key.state.limiter)),
                 None => return self.report(What::RefusedWithRoom, request, None),
@@ -186,9 +192,9 @@ impl Oracle {
 
     /// Counts the permits of a request that is gone for a lease: they may be booked until weir has given them back.
     fn abandon(&mut self, request: &Request) {
-        for (key, _) in request.takes.iter() {
-            if let Some(state) = self.states.get_mut(key) {
-                state.abandon(self.now + self.settings.lease, request.cost);
+        for (key, cost) in request.taken() {
+            if let Some(state) = self.states.get_mut(&key) {
+                state.abandon(self.now + self.settings.lease, cost);
             }
         }
     }

@@ -25,8 +25,8 @@ pub(crate) struct Request {
     pub(crate) replica: usize,
     /// Its states; empty: nothing limits it.
     pub(crate) takes: Takes,
-    /// Its cost.
-    pub(crate) cost: u64,
+    /// Its cost at each of them.
+    pub(crate) costs: Rc<[u64]>,
     /// Its arrival.
     pub(crate) arrived: u64,
     /// When its replica saw it at the earliest.
@@ -51,6 +51,11 @@ pub(crate) struct Request {
 }
 
 impl Request {
+    /// Iterates over its states, with its cost at each.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = (StateKey, u64)> {
+        self.takes.iter().zip(&*self.costs).map(|((key, _), cost)| (*key, *cost))
+    }
+
     /// Returns how long it has waited, without the time in which its replica stood still, without that of its connection, and without
     /// what is excused.
     fn waited(&self, at: u64, faults: &Faults) -> u64 {
@@ -79,12 +84,16 @@ pub(crate) fn judge_wait(request: &Request, at: u64, faults: &Faults) -> Option<
     })
 }
 
+/// The costs and the wait of a request, and its arrival and number.
+type LineKey = (Rc<[u64]>, u64);
+type InLine = (u64, u64);
+
 /// The waiting requests of the same states in one replica.
 #[derive(Default, Debug)]
 struct Queue {
     waiting: u64,
-    /// By cost and wait, in order of arrival.
-    lines: BTreeMap<(u64, u64), BTreeSet<(u64, u64)>>,
+    /// By costs and wait, in order of arrival.
+    lines: BTreeMap<LineKey, BTreeSet<InLine>>,
 }
 
 /// All requests without an answer.
@@ -103,8 +112,8 @@ pub(crate) struct Arrival {
     pub(crate) replica: usize,
     /// Its states.
     pub(crate) takes: Takes,
-    /// Its cost.
-    pub(crate) cost: u64,
+    /// Its cost at each of them.
+    pub(crate) costs: Rc<[u64]>,
     /// How long it may wait by itself, and by its limiters, too.
     pub(crate) own_wait: u64,
     pub(crate) wait: u64,
@@ -115,7 +124,7 @@ pub(crate) struct Arrival {
 impl Requests {
     /// Takes in a request. Its answer may be late by [`LATE`], or come within `floor`, where that is longer.
     pub(crate) fn arrive(&mut self, at: u64, arrival: Arrival, floor: u64, faults: &Faults) {
-        let Arrival { number, replica, takes, cost, own_wait, wait, waiting_max } = arrival;
+        let Arrival { number, replica, takes, costs, own_wait, wait, waiting_max } = arrival;
         let answered_within = wait.saturating_add(LATE).max(floor);
         let stopped_before = faults.stopped_for(at, replica);
         let (connecting, connected_in, seen) = (None, 0, faults.awake_from(replica, at));
@@ -125,7 +134,7 @@ impl Requests {
             number,
             replica,
             takes,
-            cost,
+            costs,
             arrived: at,
             seen,
             connecting,
@@ -159,7 +168,7 @@ impl Requests {
         if !request.is_waiting {
             request.is_waiting = true;
             queue.waiting += 1;
-            let line = queue.lines.entry((request.cost, request.wait)).or_default();
+            let line = queue.lines.entry((Rc::clone(&request.costs), request.wait)).or_default();
             line.insert((request.arrived, number));
         }
         Some((request.clone(), queue.waiting))
@@ -202,10 +211,11 @@ impl Requests {
         let key = (request.replica, Rc::clone(&request.takes));
         let Some(queue) = self.queues.get_mut(&key) else { return };
         queue.waiting -= 1;
-        if let Some(line) = queue.lines.get_mut(&(request.cost, request.wait)) {
+        let line_key = (Rc::clone(&request.costs), request.wait);
+        if let Some(line) = queue.lines.get_mut(&line_key) {
             line.remove(&(request.arrived, number));
             if line.is_empty() {
-                queue.lines.remove(&(request.cost, request.wait));
+                queue.lines.remove(&line_key);
             }
         }
         if queue.waiting == 0 {
@@ -213,11 +223,11 @@ impl Requests {
         }
     }
 
-    /// Returns the arrival and number of the first request in the queue of one that waits, of the same cost and wait; and that one.
+    /// Returns the arrival and number of the first request in the queue of one that waits, of the same costs and wait; and that one.
     pub(crate) fn first_in_line(&self, number: u64) -> Option<((u64, u64), &Request)> {
         let request = self.requests.get(&number).filter(|request| request.is_waiting)?;
         let queue = self.queues.get(&(request.replica, Rc::clone(&request.takes)))?;
-        let first = queue.lines.get(&(request.cost, request.wait))?.first()?;
+        let first = queue.lines.get(&(Rc::clone(&request.costs), request.wait))?.first()?;
         Some((*first, request))
     }
 

@@ -62,7 +62,7 @@ fn line(out: &mut Vec<u8>, kind: u8, text: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// What a server reads from a connection.
+/// The requests that a server reads from a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
     /// The words of a command.

@@ -3,23 +3,21 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use weir::limiter::model::{Flow, LimiterName, Permits};
+use weir::limiter::model::{Flow, LimiterName};
 use weir::limiter::{AskedPause, Partition, UpstreamSignal, Window};
 
 use super::{Event, Phase, World};
 use crate::client::{Request, UpstreamAnswer};
+use crate::judge::State;
 
 const MILLI: u64 = 1_000;
 const SECOND: u64 = 1_000_000;
-
-/// A partition of a limiter: `None` for one without a key.
-pub(super) type State = (String, Option<u64>);
 
 /// A request that was begun.
 struct Begun {
     route: usize,
     states: Vec<State>,
-    cost: u64,
+    costs: Vec<u64>,
 }
 
 /// Demand, and what the upstream has seen.
@@ -92,18 +90,22 @@ impl World {
             .map(|limiter| limiter.is_keyed.then(|| Partition::of([Some(&tenant.to_be_bytes()[..])])))
             .collect();
         let cost = 1 + draws[2] % plan.cost_max;
-        let Some(permits) = Permits::new(cost) else { return };
+        // With costs of their own all limiters but the first are about tokens.
+        let costs: Vec<u64> =
+            (0..states.len()).map(|place| if plan.has_own_costs && place == 0 { 1 } else { cost }).collect();
         let wait_max = (draws[3] % 100 < plan.hasty_percent).then_some(draws[3] / 100 % SECOND);
         let leaves = draws[4] % 100 < plan.leaving_percent || self.now < self.demand.leave_until;
         let patience = leaves.then_some(draws[4] / 100 % (2 * SECOND));
         let id = self.demand.next;
+        let caller = [&b"a"[..], b"b", b"c"][usize::try_from(id % 3).unwrap_or_default()];
+        let flow = if plan.has_own_costs { Flow::default() } else { Flow::of(&[Some(caller)]) };
         self.demand.next += 1;
         let request = Request {
             id,
             route,
             partitions,
-            cost: permits,
-            flow: Flow::of(&[Some([&b"a"[..], b"b", b"c"][usize::try_from(id % 3).unwrap_or_default()])]),
+            costs: costs.clone(),
+            flow,
             wait_max: wait_max.map(Duration::from_micros),
             patience: patience.map(Duration::from_micros),
             connecting: self.connecting(place),
@@ -111,9 +113,9 @@ impl World {
             answers: self.answers.clone(),
         };
         self.history
-            .add(self.now, || format!("request {id} of route {route} at replica {place}, cost {cost}"));
-        self.judge.arrived(self.now, id, place, &states, cost, wait_max);
-        self.demand.begun.insert(id, Begun { route, states, cost });
+            .add(self.now, || format!("request {id} of route {route} at replica {place}, costs {costs:?}"));
+        self.judge.arrived(self.now, id, place, (&states, &costs), wait_max);
+        self.demand.begun.insert(id, Begun { route, states, costs });
         self.places[place].open += 1;
         if let Some((replica, _)) = &self.places[place].replica {
             replica.begin(request);
@@ -127,7 +129,7 @@ impl World {
         self.judge.sent(self.now, id, clock);
         self.sent.push((self.now, id));
         self.over(place);
-        let Some(Begun { route, states, cost }) = self.demand.begun.remove(&id) else { return };
+        let Some(Begun { route, states, costs }) = self.demand.begun.remove(&id) else { return };
         let mut answer = UpstreamAnswer::default();
         if let Some((_, wait)) = self.demand.refuses.filter(|(until, _)| self.now < *until) {
             let asked = AskedPause { status: 429, wait: Some(Duration::from_micros(wait)) };
@@ -135,32 +137,42 @@ impl World {
             let names = limiters.filter_map(|limiter| LimiterName::parse(&limiter.name));
             let pauses = names.map(|name| (name, asked)).collect();
             answer.signal = Some(UpstreamSignal { is_rejection: true, pauses, windows: Vec::new() });
-        } else if let Some(windows) = self.windows(place, &states, cost) {
+        } else if let Some(windows) = self.windows(place, &states, &costs) {
             answer.signal = Some(UpstreamSignal { windows, ..UpstreamSignal::default() });
         }
         let settled = self.plan.routes[route].settled_percent;
         if self.demand_draws.u64(..100) < settled {
-            // Above and below what was taken.
-            answer.cost = Some(self.demand_draws.u64(0..=cost + 1));
+            answer.costs = self.settled(route, &costs);
         }
-        let less = answer.cost.map_or(0, |settled| cost.saturating_sub(settled));
-        if less > 0 {
-            self.judge.settled(self.now, place, &states, less);
+        let less: Vec<u64> =
+            costs.iter().zip(&answer.costs).map(|(cost, settled)| cost.saturating_sub(*settled)).collect();
+        if less.iter().any(|less| *less > 0) {
+            self.judge.settled(self.now, place, &states, &less);
         }
         self.answers.put(id, answer);
     }
 
+    /// Draws the true costs of a request, above and below those that were taken.
+    fn settled(&mut self, route: usize, costs: &[u64]) -> Vec<u64> {
+        let largest = costs.iter().copied().max().unwrap_or_default();
+        if !self.plan.routes[route].has_own_costs {
+            return vec![self.demand_draws.u64(0..=largest + 1); costs.len()];
+        }
+        let used = self.demand_draws.u64(0..=2 * largest);
+        costs.iter().enumerate().map(|(place, cost)| if place == 0 { *cost } else { used }).collect()
+    }
+
     /// Counts a request as the upstream does, with what others use of the same quota. Returns what is left of the windows, where a
     /// limiter heeds that.
-    fn windows(&mut self, place: usize, states: &[State], cost: u64) -> Option<Vec<Window>> {
+    fn windows(&mut self, place: usize, states: &[State], costs: &[u64]) -> Option<Vec<Window>> {
         let configuration = &self.plan.configurations[self.places[place].configuration];
         let (now, mut windows) = (self.now, Vec::new());
-        for state in states {
+        for (state, cost) in states.iter().zip(costs) {
             let limiter =
                 configuration.limiters.iter().find(|one| one.name == state.0 && one.follows_upstream)?;
             let limit = limiter.limits[0];
             let seen = self.demand.seen.entry(state.clone()).or_default();
-            seen.push_back((now, cost));
+            seen.push_back((now, *cost));
             if self.demand_draws.u8(..50) == 0 {
                 seen.push_back((now, self.demand_draws.u64(1..=limit.rate)));
             }
