@@ -59,7 +59,7 @@ do
     end
 
     -- Returns the bookings of a state that the copy of a replica shows, as instants and permits by turns; nil without a restored copy.
-    -- What it may have given back since the copy was written is left out: it is charged with what is not known.
+    -- Permits that it may have given back since the copy was written are left out: they are charged with those that are not known.
     local function bookings(epoch, replica, key)
       local copy = read(epoch, replica)
       if not copy or not copy.is_restored then return nil end

@@ -32,7 +32,7 @@ do
       checkpoints = checkpoints,
       -- The epoch of the server's memory that the state belongs to: epoch.lua.
       epoch = row[11],
-      -- What may have been granted and is not known: recovery.lua.
+      -- Permits that may have been granted and are not known: recovery.lua.
       doubts = row[12],
       -- { replica, the number of its last write of each kind, ... }
       written_back = row[13],

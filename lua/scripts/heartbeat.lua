@@ -91,7 +91,7 @@ end
 -- The members that have still to report, and the copies that the caller does not have.
 local awaited, later, size = {}, {}, 0
 if replica > 0 then
-  -- What did not fit comes with the next heartbeat.
+  -- The rest comes with the next heartbeat.
   local SIZE_MAX = 65536
   local numbers = {}
   for index = 1, #has, 2 do numbers[has[index]] = has[index + 1] end

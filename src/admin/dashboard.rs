@@ -38,7 +38,7 @@ pub struct Dashboard {
     pages: Arc<Semaphore>,
 }
 
-/// What was sampled.
+/// The samples of an instant.
 #[derive(Default)]
 struct Sampled {
     hour: Hour,
@@ -122,7 +122,7 @@ impl Dashboard {
     }
 }
 
-/// What is sampled.
+/// A sampled value.
 pub(super) struct Look {
     /// The fleet.
     pub(super) seen: Seen,

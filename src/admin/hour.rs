@@ -26,7 +26,7 @@ type Figures = [f32; FIGURES.len()];
 pub(super) struct Seen {
     /// The limiters.
     pub(super) limiters: Vec<FleetLimiter>,
-    /// Whether the store answers.
+    /// True while the store answers.
     pub(super) store_up: bool,
     /// The last reload: its instant in seconds since the Unix epoch, and whether it succeeded.
     pub(super) reload: Option<(u64, bool)>,

@@ -39,13 +39,13 @@ pub struct AdminState {
     pub dashboard: Dashboard,
     /// The reading that scrapes share.
     pub scrape: LastScrape,
-    /// What the fleet uses, for `/api/usage`, `/api/limiters` and `/metrics`.
+    /// The fleet's use, for `/api/usage`, `/api/limiters` and `/metrics`.
     pub usage: FleetUsage,
     /// The workers, for what asks the store.
     pub workers: Handle,
 }
 
-/// What the fleet uses. Cheap to clone.
+/// The use of the fleet. Cheap to clone.
 #[derive(Clone)]
 pub struct FleetUsage {
     /// Its counts by hour and day.

@@ -1,4 +1,4 @@
-//! What a request costs, and how its response settles that. Reads neither.
+//! The cost of a request, and how its response settles it. Reads neither.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ impl Settle {
     }
 }
 
-/// What a request is likely to cost: what goes in, and what comes out at most.
+/// The likely cost of a request: its input, and its largest output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Estimate {
     /// The bytes of a body that are one permit.
@@ -71,7 +71,7 @@ pub struct Estimate {
     pub otherwise: u32,
     /// The places of numbers by the first of which the output is multiplied.
     pub times_first_of: Vec<JsonPath>,
-    /// What counts of both.
+    /// The part of both that counts.
     pub combine: Combine,
     /// The largest estimate: a larger one is cut to it.
     pub max: Permits,
@@ -84,7 +84,7 @@ impl Estimate {
     }
 }
 
-/// What counts of input and output.
+/// The part of input and output that counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]
@@ -125,7 +125,7 @@ pub struct Usage {
     pub cached: Vec<JsonPath>,
     /// The weights of input, output and what was cached.
     pub weights: Weights,
-    /// What counts of input and output.
+    /// The part of input and output that counts.
     pub combine: Combine,
     /// True if less than was taken is given back.
     pub refund: bool,
@@ -172,7 +172,7 @@ impl Usage {
     }
 }
 
-/// What a request costs at one limiter.
+/// The cost of a request at one limiter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Charge {
     /// The cost.

@@ -39,7 +39,7 @@ pub enum KeyPart {
     Json(JsonPath),
     /// A part of the decoded path.
     Captured(PathPattern),
-    /// What a value is taken for.
+    /// The family that a value is of.
     Mapped(Box<KeyPart>, ValueMap),
     /// The name of the route: this one.
     Route(Arc<str>),

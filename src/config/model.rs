@@ -263,7 +263,7 @@ pub struct Route {
     pub patience: Vec<Patience>,
     /// The limiters that each request must satisfy all at once, each with the parts of its key.
     pub limiters: Vec<(LimiterName, Arc<[KeyPart]>)>,
-    /// What names the callers that share the quota; nothing where none is shared.
+    /// The parts of a request that name its caller; none where no quota is shared.
     pub flow: Arc<[KeyPart]>,
     /// The rules by which a response pauses each of them, in their order; none where it is not paused.
     pub pause_rules: Vec<Arc<[PauseRule]>>,

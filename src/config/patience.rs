@@ -22,7 +22,7 @@ pub struct Patience {
 /// The part of a client's patience that is left for the upstream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Leave {
-    /// What the upstream lately took to answer.
+    /// The upstream's latest times to answer.
     #[default]
     Auto,
     /// A share of the patience, in millionths.

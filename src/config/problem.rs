@@ -71,7 +71,7 @@ pub(crate) struct Report {
     others: Findings,
 }
 
-/// What is found in a file, in its order.
+/// The problems of a file, in its order.
 #[derive(Debug, Default)]
 struct Findings {
     problems: Vec<Problem>,

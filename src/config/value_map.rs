@@ -1,4 +1,4 @@
-//! What a key reads in a request beyond a plain value: a part of the path, and values that stand for a family. Reads no request.
+//! Parts of a request that a key reads beside plain values: a part of the path, and values that stand for a family. Reads no request.
 
 use std::sync::Arc;
 

@@ -31,7 +31,7 @@ pub(crate) enum ProxyError {
     /// A header or a parameter that selects the route, the partition or the cost can be read in more than one way.
     #[error("the {kind} {name} selects a limit, so it must be given once and in one form")]
     Ambiguous {
-        /// What it is: a header, for example.
+        /// The kind of thing that it is: a header, for example.
         kind: &'static str,
         /// Its name, or its position.
         name: Box<str>,

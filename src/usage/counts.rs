@@ -1,4 +1,4 @@
-//! What is counted, and of whom.
+//! The counts of use, by client, route and limiter.
 
 use std::ops::AddAssign;
 use std::sync::Arc;

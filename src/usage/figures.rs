@@ -1,4 +1,4 @@
-//! What replicas tell each other of themselves, for people: how much they grant, refuse and keep waiting.
+//! Figures that replicas tell each other, for people: how much they grant, refuse and keep waiting.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::forecast::Refill;
 use super::pace::PARTS;
 
-/// Who shares the limits of a limiter.
+/// The replicas that share the limits of a limiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sharing {
     /// All replicas.
@@ -27,9 +27,9 @@ pub struct Reading {
     pub refused: u64,
     /// Requests that wait.
     pub waiting: u64,
-    /// Who shares it.
+    /// The replicas that share it.
     pub sharing: Sharing,
-    /// Whether it is paused.
+    /// True while it is paused.
     pub is_paused: bool,
     /// Requests since the replica started by how long they waited: one count for each bound, and one beyond.
     pub waits: Vec<u64>,

@@ -38,7 +38,7 @@ pub struct FleetLimiter {
     pub refused_per_second: f64,
     /// Requests that wait in the fleet.
     pub waiting: u64,
-    /// Whether it is paused.
+    /// True while it is paused.
     pub is_paused: bool,
     /// The wait in seconds that half, 95 % and 99 % of the last minute's requests did not exceed; `None` without requests.
     pub waits: Option<[f64; 3]>,
@@ -59,7 +59,7 @@ struct Track {
 struct State {
     tracks: HashMap<Arc<str>, Track>,
     readings: Vec<Reading>,
-    /// What all replicas told last, this one included, and when.
+    /// The last figures of all replicas, this one included, and when they came.
     told: Vec<(Duration, Figures)>,
     told_at: Option<Instant>,
     limiters: Vec<FleetLimiter>,

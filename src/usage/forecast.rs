@@ -29,7 +29,7 @@ pub(super) struct Use {
     pub(super) available: f64,
     /// Permits that are granted in a second.
     pub(super) pace: f64,
-    /// What was granted in each part of the window, the one that runs first.
+    /// The permits granted in each part of the window, the one that runs first.
     pub(super) parts: [f64; PARTS],
     /// The seconds for which the first part has run.
     pub(super) into_part: f64,
@@ -60,7 +60,7 @@ impl Use {
         let used = (rate - available).max(0.0);
         let (gone, all) = (self.left_of_parts(0.0), self.parts.iter().sum::<f64>());
         let known = all - gone;
-        // What the store counts and no replica remembers leaves as the rest does; without any memory of it, evenly.
+        // Permits that the store counts and no replica remembers leave as the rest does; without any memory of it, evenly.
         let left_by = |seconds: f64| {
             if known > 0.0 {
                 used * (self.left_of_parts(seconds) - gone) / known

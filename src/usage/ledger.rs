@@ -1,4 +1,4 @@
-//! What was counted and is not known to be in the store: by hour, and in batches that are sent again under their number until they are answered.
+//! Counts that are not known to be in the store: by hour, and in batches that are sent again under their number until they are answered.
 //!
 //! Pure: has no clock and no store.
 

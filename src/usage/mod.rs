@@ -1,4 +1,4 @@
-//! Who has used what: permits by client, route and limiter, in hours and days, of the whole fleet.
+//! The use of quotas: permits by client, route and limiter, in hours and days, of the whole fleet.
 //!
 //! - `counts`: what is counted, and of whom; `period`: an hour or a day.
 //! - `tally`: the counters that requests add to.

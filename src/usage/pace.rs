@@ -11,7 +11,7 @@ pub(super) const PARTS: usize = 13;
 /// Cells in a part.
 const CELLS_OF_PART: u64 = CELLS / 12;
 
-/// What was granted within the last window.
+/// The permits granted within the last window.
 #[derive(Debug)]
 pub(super) struct Pace {
     cell_us: u64,
@@ -23,7 +23,7 @@ pub(super) struct Pace {
     last: Option<(u64, u64)>,
 }
 
-/// What a replica granted in the last twelfth of a window.
+/// The permits that a replica granted in the last twelfth of a window.
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
 pub(super) struct Lately {
     pub(super) permits: u64,

@@ -27,7 +27,7 @@ pub struct Stamp {
 pub struct Record {
     /// The store's clock.
     pub stamp: Stamp,
-    /// What was counted, in the order of the periods.
+    /// The counts, in the order of the periods.
     pub rows: Vec<(Period, Key, Counts)>,
 }
 
@@ -36,10 +36,10 @@ pub struct Record {
 #[error("{0}")]
 pub struct UsageError(pub String);
 
-/// What a replica has told.
+/// The figures of a replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Told {
-    /// Whether it is the one that asks.
+    /// True if it is the one that asks.
     pub is_this: bool,
     /// How long ago.
     pub ago: Duration,

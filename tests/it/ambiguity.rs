@@ -1,4 +1,4 @@
-//! What selects a partition, a cost or a route is read in one way: a request that some upstream might read as another one is
+//! The parts that select a partition, a cost or a route are read in one way: a request that some upstream might read as another one is
 //! refused, so no client has a partition beside the one that its upstream sees.
 
 use crate::support::raw::{RawUpstream, exchange, read_to_end};

@@ -38,7 +38,7 @@ async fn each_limiter_takes_its_own_cost_or_none_does() {
         assert!(refused.retry_after() > Duration::from_secs(3000), "{:?}", refused.retry_after());
         left(9, 100).await;
         assert_eq!(send(1001).await.status, 400, "more than may be named");
-        // What the response tells counts for that limiter alone.
+        // The response's number counts for that limiter alone.
         upstream.reply("/", Reply::status(200).header("x-used", "30"));
         assert_eq!(send(100).await.status, 200);
         left(8, 70).await;

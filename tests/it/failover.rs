@@ -152,7 +152,7 @@ async fn a_booking_that_no_replica_confirms_is_not_used() {
     assert_eq!(weir.get("/").await.status, 503);
     sentinel.freeze_replica(false).await;
     eventually("it goes on", PATIENCE, async || weir.get("/").await.status == 200).await;
-    // What was not used was given back.
+    // Unused permits were given back.
     let mut statuses = Vec::new();
     for _ in passed..6 {
         statuses.push(weir.get("/").await.status);

@@ -7,7 +7,7 @@ use crate::support::http2::{
 use crate::support::uploads::Uploads;
 use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, one_limiter, one_route};
 
-/// What arrives of a waiting request with a `body_memory` of 64 MiB.
+/// The bytes that arrive of a waiting request with a `body_memory` of 64 MiB.
 const WINDOW: usize = 4096;
 const LARGE: usize = 700_000;
 

@@ -62,7 +62,7 @@ async fn each_value_of_a_body_has_a_partition() {
         ("{}", 429),
         ("no JSON", 429),
         ("", 429),
-        // What can be read in more than one way selects nothing.
+        // A value that can be read in more than one way selects nothing.
         (r#"{"model": "a", "model": "b"}"#, 400),
         (r#"{"model": "a", "Model": "b"}"#, 400),
     ] {
@@ -224,7 +224,7 @@ async fn a_body_that_does_not_come_takes_no_permit() {
         );
     }
     weir.wait_for_empty_queue().await;
-    // What came in time is no JSON, and costs the default.
+    // The part that came in time is no JSON, and costs the default.
     assert_eq!((weir.available("costs").await, upstream.count()), (vec![100 - 7 - 1], 2));
 }
 
@@ -463,7 +463,7 @@ async fn a_family_of_values_shares_a_partition() {
         ("/v1/models/gemini%2d1:countTokens", "", 429),
         ("/v1/models", "", 200),
         ("/v1/files", "", 429),
-        // What some upstream may read as another model.
+        // Some upstream may read another model.
         ("/v1/models/x/../gemini-1:generateContent", "", 400),
         ("/v1/models/gemini-1%3Ax:generateContent", "", 400),
     ] {

@@ -51,7 +51,7 @@ async fn answer(weir: &Weir, upstream: &Upstream, limiter: &str, reply: Reply, p
     assert_eq!((got.status, got.body.as_ref()), (reply.status, reply.body.as_ref()), "{limiter}");
     match pause {
         None => {
-            // What could pause is reported before the next request of the same limiter is answered, by the queue's one worker.
+            // A response that could pause is reported before the next request of the same limiter is answered, by the queue's one worker.
             upstream.reply(&format!("/{limiter}"), Reply::status(201));
             for _ in 0..3 {
                 assert_eq!(weir.get(&format!("/{limiter}")).await.status, 201, "{limiter} is not paused");

@@ -1,4 +1,4 @@
-//! What an upstream reads is what weir has counted: each way to name a tenant that gets through is one partition, and the one that nginx,
+//! An upstream reads what weir has counted: each way to name a tenant that gets through is one partition, and the one that nginx,
 //! Express, Django, Go and PHP read.
 //!
 //! Each of them is a small model of how it reads a query and headers, as far as they differ. Percent-encoding is undone everywhere, also for

@@ -206,7 +206,7 @@ async fn an_upload_over_http2_is_reset_without_an_error() {
             assert_eq!(reset.code(), Some(0), "{reset:?}");
             // A client that reads both at once drops the refusal.
             assert!(begin.elapsed() > Duration::from_millis(200), "{:?}", begin.elapsed());
-            // What is on its way is no error.
+            // Bytes on their way are no error.
             client.send(&frame(DATA, 0, stream, &[0; 10_000])).await;
             client.send(&frame(DATA, END_STREAM, stream, &[0; 10_000])).await;
         }

@@ -25,13 +25,24 @@ fn begin(weir: &Weir, caller: &str, count: usize) -> Vec<Pending> {
     (0..count).map(|_| Pending::send(&weir.url(""), request())).collect()
 }
 
+/// Counts requests by their callers, which their targets name.
+fn by_caller<'a>(targets: impl IntoIterator<Item = &'a String>) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for target in targets {
+        *counts.entry(target.trim_start_matches('/').to_owned()).or_default() += 1;
+    }
+    counts
+}
+
 /// Returns how many requests of each caller were forwarded between two places of the record.
 fn forwarded(upstream: &Upstream, from: usize, to: usize) -> BTreeMap<String, usize> {
-    let mut forwarded = BTreeMap::new();
-    for target in &upstream.targets()[from..to] {
-        *forwarded.entry(target.trim_start_matches('/').to_owned()).or_default() += 1;
-    }
-    forwarded
+    by_caller(&upstream.targets()[from..to])
+}
+
+/// Returns how many requests of each caller were forwarded in the time between two moments.
+fn between(upstream: &Upstream, from: Instant, until: Instant) -> BTreeMap<String, usize> {
+    let seen = upstream.seen();
+    by_caller(seen.iter().filter(|seen| (from..until).contains(&seen.at)).map(|seen| &seen.target))
 }
 
 const EVEN: &str = "{rate: 100, per: 1s, algorithm: leaky_bucket}";
@@ -241,15 +252,6 @@ async fn who_waits_is_shown_by_class_and_caller() {
         assert_eq!(metrics.sum("weir_permits_total", &labels), granted, "{class}");
         assert_eq!(metrics.sum("weir_queue_wait_seconds_count", &[("class", class)]), granted, "{class}");
     }
-}
-
-/// Returns how many requests of each caller were forwarded in the time between two moments.
-fn between(upstream: &Upstream, from: Instant, until: Instant) -> BTreeMap<String, usize> {
-    let mut forwarded = BTreeMap::new();
-    for seen in upstream.seen().iter().filter(|seen| (from..until).contains(&seen.at)) {
-        *forwarded.entry(seen.target.trim_start_matches('/').to_owned()).or_default() += 1;
-    }
-    forwarded
 }
 
 #[tokio::test]

@@ -298,7 +298,7 @@ async fn replicas_know_each_other_and_divide_a_limit_by_their_number() {
     drop(redis);
     let mut passed = 0;
     for weir in &fleet {
-        // What others may have been granted right before has to leave the window first.
+        // Permits that others may have been granted right before have to leave the window first.
         eventually("it grants its share", PATIENCE, async || weir.get("/").await.status == 200).await;
         passed += 1;
         for _ in 0..14 {

@@ -70,7 +70,7 @@ async fn a_preset_counts_as_its_provider_does() {
         let weir = Weir::start(&config("memory", &cost, &upstream.url())).await;
         client::send(&weir.url("/v1/chat/completions"), asking(1000)).await.unwrap();
         eventually(&format!("{preset} takes {used}"), PATIENCE, async || {
-            // What is counted of Gemini's body is not there, so all of it is: 340 bytes.
+            // The parts that count of Gemini's body are not there, so all of it is: 340 bytes.
             let left = weir.available("tokens").await[0];
             if preset == "gemini" { left < 10_000 - used && left > 9800 } else { left == 10_000 - used }
         })

@@ -1,4 +1,4 @@
-//! Who has used what: by client in the metrics, and of the whole fleet in `/api/usage` and `weir usage`.
+//! The use of quotas: by client in the metrics, and of the whole fleet in `/api/usage` and `weir usage`.
 
 use std::collections::BTreeMap;
 
@@ -110,7 +110,7 @@ async fn the_fleets_counts_equal_those_of_the_upstream_and_survive_their_replica
             assert_eq!(call(&fleet[replica], token, "/", 1).await, 200);
         }
     }
-    // What is pending is written at the end.
+    // Pending counts are written at the end.
     for replica in &mut fleet {
         replica.sigterm();
         assert!(replica.wait_exit(PATIENCE).await.success());
@@ -178,7 +178,7 @@ async fn every_replica_shows_what_the_whole_fleet_uses_and_when_a_limit_is_spent
             "only windows of an hour or more"
         );
     }
-    // What one replica grants and keeps waiting is seen at the other.
+    // The grants and waiting requests of one replica are seen at the other.
     let other = &fleet[1];
     let of = async |limiter: &str| other.ask(&format!("/api/limiters/{limiter}")).await.json();
     let waiting: Vec<_> = (0..3).map(|_| Pending::get(&fleet[0].url("/wait"))).collect();

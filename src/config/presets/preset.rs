@@ -1,4 +1,4 @@
-//! What a preset says.
+//! A preset.
 
 use crate::config::costs::{Combine, Weights};
 
@@ -13,7 +13,7 @@ pub(in crate::config) struct Preset {
     pub(in crate::config) otherwise: u32,
     /// The places of the number of answers.
     pub(in crate::config) times_first_of: &'static [&'static str],
-    /// What counts of input and output.
+    /// The part of input and output that counts.
     pub(in crate::config) combine: Combine,
     /// The places of the input in a response.
     pub(in crate::config) input: &'static [&'static str],

@@ -77,7 +77,7 @@ pub(crate) struct Settle {
     /// The places of numbers within the input that count by a weight of their own, such as what is read from a cache.
     #[schemars(extend("examples" = ["usage.prompt_tokens_details.cached_tokens"]))]
     pub(crate) cached: Option<Paths>,
-    /// What a token of each kind counts for.
+    /// The weight of a token of each kind.
     #[schemars(extend("examples" = [{"output": 5}]))]
     pub(crate) weights: Option<Weights>,
     /// Gives back what a request has cost less than its estimate, and all of it if the response is a 4xx or 503: for providers that count
@@ -86,7 +86,7 @@ pub(crate) struct Settle {
     pub(crate) refund: Option<bool>,
 }
 
-/// What a token of each kind counts for.
+/// The weight of a token of each kind.
 #[derive(Debug, Default, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Weights {
@@ -105,13 +105,13 @@ pub(crate) struct Weights {
 #[derive(Debug, Default, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Estimate {
-    /// What goes in, by the length of the body or of parts of it.
+    /// The input, by the length of the body or of parts of it.
     #[schemars(extend("examples" = [{"bytes_per_permit": 3, "of": ["messages"], "image": 1000}]))]
     pub(crate) input: Option<EstimateInput>,
-    /// What comes out at most, as the request says.
+    /// The largest output, as the request says.
     #[schemars(extend("examples" = [{"first_of": ["max_tokens"], "otherwise": 1000}]))]
     pub(crate) output: Option<EstimateOutput>,
-    /// What counts of both, also when the response settles it: their `sum`, the larger one (`max`), `input` or `output`. `sum` if absent.
+    /// The part that counts, also when the response settles it: their `sum`, the larger one (`max`), `input` or `output`. `sum` if absent.
     #[schemars(extend("examples" = ["max"]))]
     pub(crate) combine: Option<Combine>,
     /// The largest estimate, 1 to 1000000000: a larger one is cut to it. The most that the limiter can grant at once if absent.

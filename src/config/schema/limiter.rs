@@ -189,7 +189,7 @@ pub(crate) struct PauseRule {
     /// The status of the response, 200 to 599. Required.
     #[schemars(range(min = 200, max = 599), extend("examples" = [529]))]
     pub(crate) status: i64,
-    /// Whether the response must name the end of the pause. Default `false`.
+    /// True if the response must name the end of the pause. Default `false`.
     #[schemars(extend("examples" = [true]))]
     pub(crate) named: Option<bool>,
     /// The headers that the response must have, each with exactly this value.

@@ -16,7 +16,7 @@ use crate::config::units;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct QuotaShare {
-    /// What names a caller: `client` (with `clients`), `header:NAME`, `query:NAME`, `json:PATH` (a value of the JSON body; see `body` of the route) or `route`, or a list of them. Requests of one caller are a
+    /// The names of a caller: `client` (with `clients`), `header:NAME`, `query:NAME`, `json:PATH` (a value of the JSON body; see `body` of the route) or `route`, or a list of them. Requests of one caller are a
     /// flow; the flows of a class get equal parts, or parts by their `weights`. Required.
     #[schemars(extend("examples" = ["client", ["client", "header:x-team"]]))]
     pub(crate) by: OneOrMore,
@@ -45,7 +45,7 @@ pub(crate) struct Class {
     /// The callers in it: values of `by`, of its first where it has several. Default: those that are in no other class, in the last one.
     #[schemars(extend("examples" = [["web", "chat"]]))]
     pub(crate) of: Option<Vec<String>>,
-    /// What the other classes together leave it of each window, rounded in its favour. Default `0%`.
+    /// The part of each window that the other classes together leave it, rounded in its favour. Default `0%`.
     #[schemars(extend("examples" = ["20%"]))]
     pub(crate) floor: Option<Text<units::Share>>,
     /// The most that it gets of each window, rounded down to whole permits. Default `100%`.

@@ -35,7 +35,7 @@ const PATIENCE_HEADERS_MAX: usize = 16;
 /// A valid limiter, and what it reads in a request.
 pub(super) type Keyed = (Arc<Limiter>, Reading);
 
-/// What a limiter reads in a request.
+/// The parts of a request that a limiter reads.
 pub(super) struct Reading {
     /// The parts of the key; none without a `key`.
     pub(super) key: Arc<[KeyPart]>,
@@ -43,7 +43,7 @@ pub(super) struct Reading {
     pub(super) patience: Option<Patience>,
     /// Which responses of its upstream pause it; none if it is not paused.
     pub(super) pause_rules: Arc<[PauseRule]>,
-    /// What names the callers that share it.
+    /// The parts that name the callers that share it.
     pub(super) flow: Option<Arc<[By]>>,
 }
 

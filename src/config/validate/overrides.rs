@@ -32,7 +32,7 @@ const VALUES_MAX: usize = 50_000;
 /// The limits of one value of a key, with the partition of its requests.
 pub(super) type Override = (Partition, Arc<str>, Vec<Limit>);
 
-/// What overrides must fit, as far as it is valid itself.
+/// The limiter that overrides must fit, as far as it is valid itself.
 struct Rules<'a> {
     /// The only part of the limiter's key.
     part: Option<&'a KeyPart>,
@@ -174,7 +174,7 @@ fn one(check: &mut Check<'_>, value: &str, own: &Given<'_, Limits>, rules: &Rule
     }
     let (part, read) = read?;
     let partition = Partition::of([Some(read.ok()?.as_bytes())]);
-    // What may be a credential is shown nowhere.
+    // A possible credential is shown nowhere.
     let shown = if part.is_credential() { "***" } else { value };
     fits.then(|| (partition, shown.into(), limits))
 }

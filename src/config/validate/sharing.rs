@@ -1,4 +1,4 @@
-//! Whether the routes of a limiter can use it together: one with a `share`, or with costs of its own. One line serves one set of limiters.
+//! Checks that the routes of a limiter can use it together: one with a `share`, or with costs of its own. One line serves one set of limiters.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Carries out one call for a line: takes tickets in, deals slots to those who are next, and refuses those who would wait for too long.
 //!
 //! Pure. The lowest class goes first; within a class, start-time fair queueing in turns. No slot lies further ahead than the call says.
-//! What is next and finds no room by then holds up everything behind it, so that a large cost is not passed by small ones for ever;
+//! A request that is next and finds no room by then holds up everything behind it, so that a large cost is not passed by small ones for ever;
 //! but where a ceiling alone is in its way, those pass that do not need it. The twin is `lua/scripts/deal.lua`.
 
 use crate::clock::Micros;

@@ -18,7 +18,7 @@ const LEAD_MAX: Micros = Micros::from_millis(30);
 /// and one that has died what the line deals to it meanwhile.
 const GRACE_MIN: Micros = Micros::from_millis(100);
 
-/// What does not change while a call is carried out.
+/// The part of a call's terms that does not change while it is carried out.
 #[derive(Clone, Copy)]
 pub(in crate::limiter::arithmetic) struct Terms {
     pub(in crate::limiter::arithmetic) now: Micros,

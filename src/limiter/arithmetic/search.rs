@@ -18,7 +18,7 @@ use crate::limiter::arithmetic::timeline::Timeline;
 pub struct Search<'a> {
     timeline: &'a mut Timeline,
     rules: &'a [Rule],
-    /// What the rules see at the beginning.
+    /// The use of each rule at the beginning.
     checkpoints: &'a [Sight],
     /// The width of the timeline's cells: the finest of all rules.
     cell: Micros,
@@ -30,7 +30,7 @@ pub struct Search<'a> {
     sights: Vec<Sight>,
     /// The pause to heed; `None` where it does not matter.
     pause: Option<&'a mut Pause>,
-    /// Whether the pause spaces the permits that follow it.
+    /// True if the pause spaces the permits that follow it.
     is_paced: bool,
     /// The external usage of each rule; empty where it does not matter.
     external_usage: &'a [ExternalUsage],

@@ -1,10 +1,10 @@
-//! What a request takes of each of several limiters: the same of all, as most do, or of each its own. Pure.
+//! The permits that a request takes of each of several limiters: the same of all, as most do, or of each its own. Pure.
 
 use std::sync::Arc;
 
 use crate::limiter::model::limit::Permits;
 
-/// What a request takes of each of several limiters, in their order.
+/// The permits that a request takes of each of several limiters, in their order.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Costs {
     /// The same of each. It is never allocated.

@@ -26,7 +26,7 @@ pub struct Reported {
     pub epoch: u64,
 }
 
-/// What a replica tells a store of itself, again and again.
+/// The message that a replica sends to a store again and again.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Heartbeat {
     /// The replica; zero: nobody, who only keeps the epoch alive.
@@ -64,7 +64,7 @@ pub struct HeartbeatAnswer {
     pub is_known_to_all: bool,
     /// All members, the caller among them.
     pub members: Vec<Member>,
-    /// What members have still to report.
+    /// The reports that members still owe.
     pub reports: Reports,
     /// The limiters, and partitions if not all, whose bookings were moved, or are to be moved by the next call, since the instant that
     /// the caller had followed; `None` if that is too long ago, or they are too many.
@@ -77,7 +77,7 @@ pub struct HeartbeatAnswer {
     pub copies: Vec<GrantCopy>,
 }
 
-/// What members have still to report to a store.
+/// The reports that members still owe to a store.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum Reports {
     /// A member has not reported what it was granted and the store does not know.

@@ -1,4 +1,4 @@
-//! What a call tells of the requests that wait in a line, and what it learns. See `arithmetic/line.rs`.
+//! The call and the answer of a line: the requests that wait, and the slots that they get. See `arithmetic/line.rs`.
 
 use crate::clock::Micros;
 use crate::limiter::model::outcome::Outcome;
@@ -34,7 +34,7 @@ pub struct Want {
     pub class: usize,
     /// Its weight among the flows of its class, 1 to [`WEIGHT_MAX`].
     pub weight: u64,
-    /// What each request takes of each limiter of the call; at least one of them is not zero.
+    /// The permits that each request takes of each limiter of the call; at least one of them is not zero.
     pub costs: Vec<u64>,
     /// The requests, ascending by their arrival.
     pub waiting: Vec<Waiting>,
@@ -53,7 +53,7 @@ pub struct Unused {
     pub slot: Micros,
     /// The number of requests' permits.
     pub count: u64,
-    /// What each takes of each limiter of the call.
+    /// The permits that each takes of each limiter of the call.
     pub costs: Vec<u64>,
 }
 
@@ -85,7 +85,7 @@ pub struct Dealt {
     pub slot: Micros,
     /// For how many requests.
     pub count: u64,
-    /// What each takes of each limiter of the call.
+    /// The permits that each takes of each limiter of the call.
     pub costs: Vec<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! What a request may cost at most where it takes the permits of several limiters at once.
+//! The largest cost of a request that takes the permits of several limiters at once.
 
 use crate::limiter::model::{Costs, Permits, Refusal};
 use crate::limiter::queue::active_limiter::LimiterInstance;

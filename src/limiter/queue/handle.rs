@@ -41,7 +41,7 @@ pub(in crate::limiter) struct Queue {
     pub(in crate::limiter) instances: Arc<[LimiterInstance]>,
     inbox: Mutex<Inbox>,
     wake: Notify,
-    /// Who waits, as the worker last said.
+    /// The waiting requests, as the worker last said.
     pub(in crate::limiter) waiting: WaitingNow,
     /// The moment until which slots of the store may be used.
     lease: AtomicU64,
@@ -53,7 +53,7 @@ pub(in crate::limiter) struct Queue {
     in_flight: AtomicU32,
     /// True if a limiter may be paused. Read for each request, so it stands outside the inbox.
     is_paused: AtomicBool,
-    /// What the store last said of the permits that are left.
+    /// The permits that are left, as the store last said.
     pub(in crate::limiter) left: LastLeft,
 }
 

@@ -36,7 +36,7 @@ pub(in crate::limiter) struct Arrival {
     pub(in crate::limiter) arrived: Moment,
     pub(in crate::limiter) deadline: Moment,
     pub(in crate::limiter) asker: Asker,
-    /// Who asks, where callers share the quota.
+    /// The caller, where callers share the quota.
     pub(in crate::limiter) flow: Flow,
 }
 

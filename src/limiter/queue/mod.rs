@@ -7,7 +7,8 @@
 //! - [`upstream_report`]: what an upstream's answer says of its quota; [`shadow`]: limiters that only count.
 //! - [`costly`]: what a request may cost at most.
 //! - [`quota_left`]: what the store last said of the permits that are left.
-//! - [`outside`]: requests that wait before they can ask.
+//! - [`outside`]: requests that wait before they can ask; [`waiting`]: those that wait, for people who look on.
+//! - [`shared`]: how the callers of a queue share its quota.
 //! - [`active_limiter`]: a limiter in use, as all its queues share it.
 //!
 //! Knows neither routes nor the configuration: the registry above decides which limiters and queues there are.

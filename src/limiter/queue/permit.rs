@@ -110,7 +110,7 @@ pub(in crate::limiter) trait OriginQueue: Send + Sync {
     fn closed(&self) -> Refusal;
 }
 
-/// Who has granted a permit.
+/// The grantor of a permit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Provenance {
     /// The store.
@@ -147,7 +147,7 @@ struct HeldSlot {
     is_in_flight: bool,
 }
 
-/// What a request holds of its slot.
+/// A request's hold on its slot.
 #[derive(Clone, Copy)]
 enum Hold {
     /// The right to use it.

@@ -1,4 +1,4 @@
-//! What is left of the limits of a queue, as the store last said, for the callers of its requests. Asks no store.
+//! The permits left of the limits of a queue, as the store last said, for the callers of its requests. Asks no store.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::limiter::model::{Limit, Limiter};
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::usage::Refill;
 
-/// What is left of the tightest of the limits that a request has satisfied.
+/// The permits left of the tightest of the limits that a request has satisfied.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct QuotaLeft {
     /// The limiter, with the limits that hold for the request.

@@ -11,7 +11,7 @@ pub(in crate::limiter) const LATE_MAX: u8 = 8;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(in crate::limiter) struct RequestId(pub(in crate::limiter) u32);
 
-/// Who waits for the answer to an arrival.
+/// The one that waits for the answer to an arrival.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::limiter) enum Asker {
     /// A request.
@@ -30,7 +30,7 @@ pub(in crate::limiter) struct Arrival {
     pub(in crate::limiter) arrived: Moment,
     /// The end of its wait.
     pub(in crate::limiter) deadline: Moment,
-    /// Who asks, where callers share the quota.
+    /// The caller, where callers share the quota.
     pub(in crate::limiter) flow: Flow,
 }
 
@@ -41,7 +41,7 @@ pub(in crate::limiter) struct Holder {
     pub(in crate::limiter) deadline: Moment,
     /// The number of the request's slots that came too late.
     pub(in crate::limiter) late: u8,
-    /// Who asks, where callers share the quota.
+    /// The caller, where callers share the quota.
     pub(in crate::limiter) flow: Flow,
 }
 

@@ -16,7 +16,7 @@ pub(in crate::limiter) trait ShadowQueues: Send + Sync {
 pub(in crate::limiter) struct Shadows {
     queues: Arc<dyn ShadowQueues>,
     instances: Arc<[LimiterInstance]>,
-    /// What the request takes of each of them.
+    /// The permits that the request takes of each of them.
     costs: Costs,
 }
 

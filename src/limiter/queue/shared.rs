@@ -1,4 +1,4 @@
-//! What the callers of a queue share, as its limiters are configured now.
+//! How the callers of a queue share its quota, as its limiters are configured now. Where only costs differ by limiter, they are one class.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -17,7 +17,7 @@ pub struct Demand {
     pub costs: Costs,
     /// The longest wait that the request asked for; the limiter's applies if it is shorter, or if this is `None`.
     pub wait_max: Option<Duration>,
-    /// Who asks, where callers share the quota.
+    /// The caller, where callers share the quota.
     pub flow: Flow,
 }
 

@@ -33,7 +33,7 @@ const RETRIED: u32 = 4;
 /// The longest time that a replica spends on saying farewell.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
 
-/// What a heartbeat has heard that queues must know.
+/// The news of a heartbeat that queues must know.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::limiter) enum News<'a> {
     /// A new epoch has begun, or the store is away or back.

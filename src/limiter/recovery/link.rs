@@ -12,7 +12,7 @@ const LEASE_MARGIN: Micros = Micros::from_millis(5);
 /// once their worker may have its turn a second after they came.
 const OWN_LATENESS_MAX: Micros = Micros::from_millis(10_000);
 
-/// What the store is to this replica.
+/// The state of the store, as this replica has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::limiter) enum Link {
     /// The store answers. Slots of this epoch may be used, each within the lease of its queue.
@@ -61,7 +61,7 @@ impl Link {
     }
 }
 
-/// What a store promises of its calls.
+/// The promises of a store about its calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct Terms {
     /// How long after the sending of an answered call its slots may be used.
@@ -118,7 +118,7 @@ pub(in crate::limiter) enum SessionEvent {
     Tick,
 }
 
-/// What is to be done after an event.
+/// An action after an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::limiter) enum SessionAction {
     /// The store's clock was stepped: move the ledger with it.
@@ -176,7 +176,7 @@ pub(in crate::limiter) struct Session {
     terms: Terms,
     /// The store's clock; `None` before its first answer.
     clock: Option<ClockWatch>,
-    /// What the store is to this replica.
+    /// The state of the store, as this replica has it.
     pub(in crate::limiter) link: Link,
     /// When the latest answered call was sent.
     contact: Option<Moment>,

@@ -11,7 +11,7 @@ const MARGIN: Micros = Micros::from_millis(5000);
 const FOLLOWERS_ALL: usize = 8;
 const FOLLOWERS: usize = 3;
 
-/// What this replica and a part of a store know of each other.
+/// The mutual knowledge of this replica and a part of a store.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct Members {
     /// The instant of the store's latest answer; zero before the first.
@@ -26,7 +26,7 @@ pub(in crate::limiter) struct Members {
     /// The counted members, ascending, as last listed; and as last listed when all of them knew the list.
     counted: Vec<u64>,
     agreed: Vec<u64>,
-    /// What members had still to report, as last told.
+    /// The reports that members still owed, as last told.
     reports: Reports,
     phase: Phase,
 }
@@ -38,7 +38,7 @@ struct Listed {
     others: Vec<Member>,
 }
 
-/// Whether this replica still makes heartbeats.
+/// True while this replica makes heartbeats.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 enum Phase {
     #[default]

@@ -19,27 +19,27 @@ pub(in crate::limiter) const REPORT_AHEAD: Micros = Micros::from_millis(500);
 /// clock may differ.
 const KEPT_MAX: Micros = Micros::from_millis(24 * 3_600_000);
 
-/// What this replica may grant of a limiter by itself.
+/// The part of a limiter that this replica may grant by itself.
 #[derive(Clone)]
 pub(in crate::limiter) struct OwnPart {
     pub(in crate::limiter) whole: LimiterRef,
     /// The same with its limits divided among the replicas.
     pub(in crate::limiter) share: LimiterRef,
-    /// What each of these lacks before this replica grants anything, and since when: what the fleet used before.
+    /// The permits that each of these lacks before this replica grants anything, and since when: those that the fleet used before.
     pub(in crate::limiter) lacking: (Micros, Vec<u64>),
 }
 
 /// The offline grants of one limiter.
 ///
 /// A bucket in use lacks what was taken from it for as long as it is not full, so that the grants of one window do not tell its level.
-/// What was lacking in front of them is reported as one more grant. Invariant: what all replicas report is lacking is at least what the whole
+/// The lack in front of them is reported as one more grant. Invariant: what all replicas report is lacking is at least what the whole
 /// bucket lacked then. Each reckons with its own part of the bucket, which is filled more slowly, and begins with what that lacked.
 #[derive(Clone, Default)]
 pub(in crate::limiter) struct OfflineRecord {
     granted: Timeline,
     /// This replica's part of each limit.
     rules: Vec<Rule>,
-    /// What each of them lacked before the grants that are kept one by one.
+    /// The permits that each of them lacked before the grants that are kept one by one.
     checkpoints: Vec<Sight>,
     /// Since when they count.
     since: Micros,

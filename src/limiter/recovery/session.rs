@@ -27,7 +27,7 @@ pub(in crate::limiter) struct StoreSession {
     pub(in crate::limiter) terms: Terms,
     /// Bounds the calls of workers.
     pub(in crate::limiter) gate: CallGate,
-    /// What is kept for replicas of an earlier version.
+    /// The records kept for replicas of an earlier version.
     pub(in crate::limiter) earlier_layout: EarlierLayout,
     /// The four cores. Whoever holds two of them at once has locked the copies before the ledger.
     state: Mutex<Session>,
@@ -40,7 +40,7 @@ pub(in crate::limiter) struct StoreSession {
     changed: Notify,
 }
 
-/// What is known of a part of a store after an event.
+/// The knowledge of a part of a store after an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct Known {
     pub(in crate::limiter) link: Link,

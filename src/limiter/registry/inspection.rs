@@ -126,7 +126,7 @@ impl Inspection {
             Some(PauseState { left: (until - view.now).to_duration(), cause: Some(cause), is_local: false })
         });
         let pause = match self.known_pause() {
-            // What this replica keeps to.
+            // The part that this replica keeps to.
             Some((known, is_local)) if is_local || view.is_none() => known,
             _ => of_store,
         };

@@ -34,7 +34,7 @@ struct Changed {
     after: Arc<Limiter>,
     /// True if some limits alone have changed.
     is_of_limits: bool,
-    /// What takes a while with many overrides, and so is prepared.
+    /// The figures that take a while with many overrides, and so are prepared.
     seen_for: Micros,
     metrics: LimiterMetrics,
 }

@@ -1,4 +1,4 @@
-//! What this replica tells the fleet of its limiters, for people.
+//! The figures of this replica's limiters that it tells the fleet, for people.
 
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@
 //! that was answered too late begins anew from the fewest. It grows only while calls wait for a place: what few calls show says nothing
 //! about many.
 //!
-//! Whoever has waited longest comes first, whichever queue it waits in: where ten thousand queues book anew under one limit, those with the
+//! The caller that has waited longest comes first, whichever queue it waits in: where ten thousand queues book anew under one limit, those with the
 //! next slots must not come behind all that are to wait for a minute.
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! Reads the body of a request before its plan is made, because the plan depends on it.
 //!
-//! What is read is held until the request goes upstream, within `server.body_memory`. A request that waits for its body counts among
+//! The bytes read are held until the request goes upstream, within `server.body_memory`. A request that waits for its body counts among
 //! those that wait for permits, and takes none.
 
 use std::collections::VecDeque;

@@ -17,14 +17,14 @@ use crate::proxy::messages::quota::{Quota, QuotaWindow};
 use crate::proxy::messages::{coding, response};
 use crate::proxy::route::table::Route;
 
-/// What a response leaves to be done until it goes to the client.
+/// The work that a response leaves until it goes to the client.
 #[derive(Default)]
 pub(crate) struct Feedback {
-    /// What is left of the quota, if the route tells its callers.
+    /// The permits left of the quota, if the route tells its callers.
     pub(crate) quota_left: Option<Box<QuotaLeft>>,
-    /// What the response's body has still to decide about pauses.
+    /// The pauses that the response's body has still to decide about.
     pub(crate) body_rules: Option<Box<BodyRules>>,
-    /// What its body has still to tell of the cost.
+    /// The cost that its body has still to tell.
     pub(crate) settling: Option<Box<Settling>>,
 }
 

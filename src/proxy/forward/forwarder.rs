@@ -90,7 +90,7 @@ pub(crate) fn handle(
     })
 }
 
-/// What a response that weir makes depends on, beside its reason.
+/// The circumstances of a response that weir makes, beside its reason.
 #[derive(Clone, Copy)]
 struct Origin {
     reader: Reader,

@@ -41,7 +41,7 @@ pub(crate) struct Outgoing {
     pub(crate) upload: Option<Arc<Upload>>,
     /// True if head and body are copied for another attempt.
     pub(crate) keeps_copy: bool,
-    /// What the last response leaves to be done.
+    /// The work that the last response leaves.
     pub(crate) feedback: Feedback,
 }
 

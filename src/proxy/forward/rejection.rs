@@ -18,7 +18,7 @@ use crate::proxy::route::table::Route;
 /// The most bytes of a body that are looked at.
 const LOOKED_AT_MAX: usize = 64 * 1024;
 
-/// What the head of a response says of a pause.
+/// The pause that the head of a response asks for.
 #[derive(Default)]
 pub(crate) struct Asked {
     /// The limiters that it pauses.

@@ -44,9 +44,9 @@ struct Download {
     lease: Option<Lease>,
     /// The bytes of it that the client has not taken yet.
     held: Held,
-    /// What its begin has still to decide about pauses.
+    /// The pauses that its begin has still to decide about.
     rules: Option<Box<BodyRules>>,
-    /// What it has still to tell of the cost.
+    /// The cost that it has still to tell.
     settling: Option<Box<Settling>>,
     /// The error with which it broke off, to be returned at the next poll.
     broken: Option<BodyError>,

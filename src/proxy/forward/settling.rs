@@ -23,7 +23,7 @@ pub(crate) struct Settling {
     receipt: Receipt,
 }
 
-/// What settles a cost.
+/// The settlement of a cost.
 enum Part {
     /// Nothing: it stays as it is.
     Nothing,

@@ -23,7 +23,7 @@ pub(crate) struct ClientBody {
     window: Option<Window>,
     /// True if all of the body fits into the narrow window, unless it is padded, so that the first wait is for what is on its way.
     is_on_its_way: bool,
-    /// What was read ahead, if anything was.
+    /// The part that was read ahead, if anything was.
     ahead: Option<Box<Ahead>>,
 }
 

@@ -15,7 +15,7 @@ pub(crate) fn value_at(document: &[u8], path: &JsonPath) -> Option<String> {
     let document = &document[..whole];
     let mut found = None;
     let walk = Walk { steps: path.steps(), found: &mut found };
-    // What is wrong behind the value does not matter, and a document that is cut off is wrong.
+    // An error behind the value does not matter, and a document that is cut off is wrong.
     let _ = walk.deserialize(&mut serde_json::Deserializer::from_slice(document));
     found
 }

@@ -106,7 +106,7 @@ pub(crate) fn outline(error: &ProxyError) -> (u16, &'static str, String) {
     (verdict.status.as_u16(), verdict.code, verdict.detail)
 }
 
-/// Writes `weir-wait-ms`, and where callers share the quota `weir-class` and `weir-queue-position`, if the request waited.
+/// Writes `weir-wait-ms` if the request waited, `weir-class` if callers share the quota, and `weir-queue-position` if the place is known.
 pub(crate) fn add_wait(
     headers: &mut HeaderMap,
     (waited, place): (Duration, Option<u64>),

@@ -77,7 +77,7 @@ impl<C: Future> Future for Multiplexed<C> {
         }
         this.windows.end_turn();
         this.running.extend(this.begun.take());
-        // What they have for the connection wakes it, and is written at once.
+        // Their frames for the connection wake it, and is written at once.
         while let Poll::Ready(Some(())) = this.running.poll_next_unpin(context) {}
         Poll::Pending
     }

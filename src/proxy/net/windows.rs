@@ -115,7 +115,7 @@ impl Window {
 pub(crate) struct OwnFrames {
     windows: Arc<Windows>,
     bytes: BytesMut,
-    /// What a wide window has beyond a narrow one, once h2's first frame is known.
+    /// The room of a wide window beyond a narrow one, once h2's first frame is known.
     difference: Option<u32>,
 }
 

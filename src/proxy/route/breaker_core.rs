@@ -33,7 +33,7 @@ pub(super) enum State {
     Probing,
 }
 
-/// What happens to a breaker.
+/// An event of a breaker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     /// A request has arrived, and is still to get its permit.
@@ -123,7 +123,7 @@ impl Core {
             (State::Probing, Event::Failed(Pass::Probe)) => opened,
             (State::Probing, Event::Left(Pass::Probe)) => State::Open { until: now },
             (State::Open { until }, Event::Connects) if now >= until => State::Probing,
-            // What began before it opened is no news.
+            // A request that began before it opened is no news.
             (state, _) => state,
         }
     }

@@ -1,4 +1,4 @@
-//! What the scripts on a real Redis charge for members that have not reported, and when they doubt what they know.
+//! The charges of the scripts on a real Redis for members that have not reported, and their doubts of their own memory.
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
@@ -170,7 +170,7 @@ fn a_silence_of_all_members_is_a_doubt() {
     for replica in [1, 2] {
         fleet.beat(1_500_000, replica, second.id, Reported { memory: first, epoch: second.id });
     }
-    // What the server knew counts still: four, and three.
+    // The server's own counts are still in force: four, and three.
     assert_eq!(granted(&fleet.ask(1_800_000, second.id, 10)).0, 3);
 }
 

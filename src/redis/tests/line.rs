@@ -1,4 +1,4 @@
-//! What the script of the line has and its twin does not: calls that come twice or late.
+//! The script of the line where its twin has nothing like it: calls that come twice or late.
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;

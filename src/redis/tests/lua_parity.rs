@@ -353,7 +353,7 @@ fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
             Step::GiveBack(holding, count) => give_back(model, store, *holding, *count),
             Step::Report { limiter_ref, pause, refused, cost, remaining } => {
                 let slot = |ago: u64| model.now - Micros(ago);
-                // What others used of a bucket is booked, and may be more than a change moves at once.
+                // The use of a bucket by others is booked, and may be more than a change moves at once.
                 let of = &model.limiter_refs[*limiter_ref].rules[0];
                 let left = AHEAD_MAX.saturating_sub(model.ahead());
                 let remaining = remaining.filter(|_| of.has_windows() || of.capacity() <= left);

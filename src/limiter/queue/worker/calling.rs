@@ -26,7 +26,7 @@ const LATE_CALLS_MAX: usize = 16;
 /// Waits for the answer to a call that was sent at a moment and is late, until the store counts as away: what it books is not asked for
 /// twice. `None` if none has come.
 async fn wait_longer(session: &StoreSession, sent: Moment, failure: &mut Failure) -> Option<Answer> {
-    // What no replica has confirmed is given back, and not used.
+    // A booking that no replica of Redis has confirmed is given back, and not used.
     let late = failure.late.as_mut().filter(|_| !matches!(failure.error, StoreError::Unconfirmed))?;
     session.on(SessionEvent::Failed { sent }, session.moment());
     let left = (sent + session.terms.patience) - session.moment();
@@ -88,7 +88,7 @@ impl Worker {
     /// Takes in the result of the call under way.
     pub(super) fn take_result(&mut self, (made, outcome): CallResult) {
         match outcome {
-            // What was granted meanwhile without the store was not in its reckoning.
+            // Permits granted meanwhile without the store were not in its reckoning.
             Outcome::Answered(answer) if self.session.ledger().lacks(&made.limiter_refs) => {
                 let epoch = Epoch { now: answer.now, ..answer.epoch };
                 let (known, _) =

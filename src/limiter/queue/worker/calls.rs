@@ -25,7 +25,7 @@ pub(super) struct MadeCall {
     pub(super) at: Moment,
 }
 
-/// What became of a call.
+/// The end of a call.
 pub(super) enum Outcome {
     Answered(Answer),
     Failed(Failure),
@@ -50,7 +50,7 @@ pub(super) struct Calling {
     /// The limiters as of the next call.
     pub(super) limiter_refs: Arc<[LimiterRef]>,
     pub(super) under_way: Option<CallInFlight>,
-    /// What heartbeats tell beside the answers.
+    /// The news of heartbeats beside the answers.
     pub(super) hearing: Hearing,
     /// Calls that were given up and may still complete.
     pub(super) late: FuturesUnordered<LateCall>,

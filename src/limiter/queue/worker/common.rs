@@ -1,4 +1,4 @@
-//! What both cores of a worker keep alike: whether it stays, the pauses, and when a slot may be used. Pure.
+//! The common parts of both cores of a worker: its end, the pauses, and when a slot may be used. Pure.
 //!
 //! Knows no call and no queue of requests.
 
@@ -12,7 +12,7 @@ use crate::limiter::recovery::link::Link;
 /// How long a worker sleeps when nothing is due. Any event wakes it earlier.
 pub(super) const IDLE: Micros = Micros::from_millis(3_600_000);
 
-/// Whether the worker stays.
+/// The reason for which a worker stays or ends.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Stay {
     phase: Phase,
@@ -30,7 +30,7 @@ enum Phase {
     Closing,
 }
 
-/// What a worker that has nothing to do does.
+/// The next step of a worker that has nothing to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Rest {
     /// It has something to do, or waits for something to come.

@@ -94,7 +94,7 @@ impl Worker {
             // Of what was granted lately not all replicas with a share may have heard, so that nobody else charges it.
             let ledger = self.session.ledger();
             let own = ledger.granted_since(whole, lately);
-            // What is booked ahead is in use at its slot, and not yet when the store answered.
+            // A slot that is booked ahead is in use at its slot, and not yet when the store answered.
             let ahead = ledger.granted_since(whole, *answered + Micros::ONE);
             drop(ledger);
             let others = all.saturating_sub(own - ahead.min(own));

@@ -1,10 +1,10 @@
-//! What a queue knows of its bookings beside its own answers: by the heartbeats, which tell what was moved.
+//! A queue's knowledge of its bookings beside its own answers: by the heartbeats, which name the states that were moved.
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::Answer;
 use crate::limiter::recovery::link::Followed;
 
-/// What a queue has heard of its bookings.
+/// The last news of a queue's bookings.
 ///
 /// Invariant: where a heartbeat counts for a queue, the queue's last answer is younger than every move that heartbeats told of, and
 /// none was missed since.

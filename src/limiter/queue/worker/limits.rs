@@ -1,4 +1,4 @@
-//! What the limiters of a queue allow, as a worker's core knows it, and the refusals that name them. Pure.
+//! The limits of a queue, as a worker's core knows it, and the refusals that name them. Pure.
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
@@ -9,7 +9,7 @@ use crate::limiter::recovery::link::Terms;
 /// The `retry_after` of a queue that is full while the store cannot be asked.
 pub(super) const FULL_RETRY: Micros = Micros::from_millis(100);
 
-/// What the limiters of a queue allow.
+/// The limits of a queue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct Limits {
     /// The limiters, in the order of their names. At least one.

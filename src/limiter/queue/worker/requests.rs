@@ -7,7 +7,7 @@ use crate::limiter::queue::permit::{Permit, Turn};
 use crate::limiter::queue::request::RequestId;
 use crate::limiter::queue::ticket::Entered;
 
-/// Who waits for an answer.
+/// The one that waits for an answer.
 pub(super) enum Receiver {
     /// A request that does not know yet whether it has to wait.
     Asking(oneshot::Sender<Result<Entered, Refusal>>),

@@ -204,7 +204,7 @@ fn who_waited_longest_goes_first_when_the_store_has_lost_the_line() {
     fleet.run(3 * SECOND, |_| {});
     let mut served = fleet.served[before..].to_vec();
     served.sort_by_key(|served| served.slot);
-    // What the first caller was dealt before the others could say anything came in no order.
+    // The slots that the first caller was dealt before the others could say anything came in no order.
     let late = served.iter().skip(30);
     let late: Vec<_> = late.map(|served| served.came).collect();
     let inverted = late.windows(2).filter(|pair| pair[0] > pair[1] + Micros::from_millis(40)).count();

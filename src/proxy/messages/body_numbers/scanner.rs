@@ -50,7 +50,7 @@ struct Around {
     index: Option<u32>,
 }
 
-/// What the next byte belongs to.
+/// The place of the next byte.
 #[derive(Clone, Copy)]
 enum State {
     /// A value is to come, or the end of a list.

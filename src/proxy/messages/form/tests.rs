@@ -127,7 +127,7 @@ fn clients_of_elasticsearch_and_notion_are_known_by_their_headers() {
     {
         assert_eq!(json_of(&written(errors, headers)), notion);
     }
-    // What a route names counts.
+    // A name that a route reads counts.
     for header in [accept, version] {
         assert_eq!(json_of(&written(Errors::Google, &[header]))["error"]["code"], 429);
     }

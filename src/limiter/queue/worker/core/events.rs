@@ -1,4 +1,4 @@
-//! What happens to a worker, and what it wants done: plain values, which can be recorded and compared.
+//! The events and actions of a worker: plain values, which can be recorded and compared.
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Answer, Call, Costs, Flow, Freed, Generations, Holding, Permits, Refusal};
@@ -11,7 +11,7 @@ pub(in crate::limiter) use crate::limiter::queue::worker::limits::Limits;
 use crate::limiter::recovery::link::Link;
 use crate::limiter::store::clock::StoreClock;
 
-/// What a core leaves to another one that takes its place.
+/// The estate of a core, for another one that takes its place.
 #[derive(Default)]
 pub(in crate::limiter) struct Remains {
     /// The requests that wait, in order.
@@ -20,7 +20,7 @@ pub(in crate::limiter) struct Remains {
     pub(in crate::limiter) unused: Vec<(Micros, Costs, u64, Generations)>,
 }
 
-/// What surrounds a worker at an event.
+/// The surroundings of a worker at an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct Around {
     pub(in crate::limiter) now: Moment,
@@ -86,14 +86,14 @@ pub(in crate::limiter) enum Event {
     PutBack,
     /// The call has failed, and the next one waits for a heartbeat. If it was not sent, it has given back nothing.
     Failed {
-        /// What an unsent call was to give back, and the generations under which it was booked.
+        /// The permits that an unsent call was to give back, and the generations under which it was booked.
         unsent: Option<(Vec<Holding>, Generations)>,
     },
     /// A call that was given up has booked these, which nobody wants.
     AnsweredLate(Vec<Holding>, Generations),
     /// This replica's own memory has carried out the call.
     AnsweredLocally(Box<LocalAnswer>),
-    /// What the store is from now on.
+    /// The state of the store from now on.
     Linked(Link),
     /// The limits have changed in this replica's configuration, or its calendar windows have gone on. The slots of the
     /// store stay until an answer voids them.
@@ -118,7 +118,7 @@ pub(in crate::limiter) enum Event {
     Close,
 }
 
-/// What a worker wants done.
+/// An action of a worker.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) enum Action {
     /// Make a call to the store.
@@ -137,7 +137,7 @@ pub(in crate::limiter) enum Action {
     Grant(RequestId, Slot, Costs, Holder),
     /// Count the permits of a limiter that only counts.
     Charge(Source, Permits),
-    /// Give a request a place in the queue.
+    /// Give a request a place in the queue: how many permits go by its turn, if that is known.
     Wait(RequestId, Option<u64>),
     /// Notify a request that its slot is near.
     Approach(RequestId),

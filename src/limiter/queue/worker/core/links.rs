@@ -38,7 +38,7 @@ impl Worker {
                     self.put_back_call();
                     out.push(Action::Abandon);
                 }
-                // What waits has waited long enough, so no call is made first.
+                // The requests have waited long enough, so no call is made first.
                 self.calls.not_before = self.calls.not_before.max(now + self.limits.terms.heartbeat);
                 self.trade.freed = None;
                 out.extend([Action::Cache(None), Action::BeginOutage]);
@@ -137,7 +137,7 @@ impl Worker {
             return;
         }
         if self.pause.holds(around.now) {
-            // Whoever gets a slot waits for its end, also where the slot itself has come.
+            // A request that gets a slot waits for its end, also where the slot itself has come.
             self.refuse_overfull(out);
         }
         self.rebook_share(around.now, out);

@@ -57,7 +57,7 @@ pub(in crate::limiter) struct Worker {
     owed: Owed,
     trade: Trade,
     calls: Calls,
-    /// What the store is, as last told.
+    /// The state of the store, as last told.
     link: Link,
     pause: Pause,
     prefetch: Prefetching,
@@ -72,7 +72,7 @@ struct Arrivals {
     first_end: Option<Moment>,
 }
 
-/// What the next calls have to put in order.
+/// Work for the next calls.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Owed {
     /// The epoch in which all slots of the store were booked.
@@ -109,7 +109,7 @@ struct Trade {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Calls {
     under_way: Option<Sent>,
-    /// What is being asked of this replica's own memory: slots in place of others, and arrivals.
+    /// The questions to this replica's own memory: slots in place of others, and arrivals.
     local: Option<Asked>,
     /// When the latest answered call was sent.
     contact: Option<Moment>,

@@ -172,7 +172,7 @@ fn a_request_in_a_call_is_refused_when_the_store_has_had_its_time() {
     assert_eq!(refusal(&core.on(after(594), Vec::new())), None);
     let actions = core.on(after(595), Vec::new());
     assert!(matches!(refusal(&actions), Some(Refusal::StoreUnavailable { .. })), "{actions:?}");
-    // What the call has booked after all is given back.
+    // The permits that the call has booked after all are given back.
     let actions = core.on(after(600), vec![booked(after(600), &[shown(after(600))])]);
     let Some(Action::Book(call)) = actions.iter().find(|action| matches!(action, Action::Book(_))) else {
         panic!("{actions:?}")

@@ -128,7 +128,7 @@ async fn a_burst_at_fresh_replicas_is_served_in_the_order_of_arrival() {
         let served = burst(Micros::from_millis(millis));
         let (all, far) = (disorder(&served, Micros::ZERO), disorder(&served, Micros::from_millis(3)));
         println!("burst of {millis} ms: {all} per mille, {far} of those 3 ms apart");
-        // What arrives within the time of a call has no order.
+        // Arrivals within the time of a call have no order.
         assert!(all < 20 && far < 5, "burst of {millis} ms: {all} per mille, {far} of those 3 ms apart");
     }
 }

@@ -1,4 +1,4 @@
-//! What holds of a worker's core after every event.
+//! The invariants of a worker's core, after every event.
 
 use std::collections::BTreeMap;
 
