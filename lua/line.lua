@@ -367,16 +367,21 @@ do
     if flow then flow[4] = max(flow[4] - virtual_of(permits, flow[3]), 0) end
   end
 
-  -- Returns how many permits of each limiter the requests of a flow are for, of replicas that are not silent: up to each of its runs.
+  -- Returns how many permits of each limiter the requests of a flow are for, of replicas that are alive: up to each of its runs.
   local function sums_of(flow, books, is_alive)
-    local sums, runs = {}, flow[5]
+    local sums, runs, counts = {}, flow[5], {}
+    local size = #runs
+    for index = 1, size do
+      local run = runs[index]
+      counts[index] = is_alive[run[1]] and run[6] or 0
+    end
     for book = 1, books do
-      local sum = { [0] = 0 }
-      for index = 1, #runs do
-        local run = runs[index]
-        sum[index] = sum[index - 1] + (is_alive(run[1]) and run[3][book] * run[6] or 0)
+      local sum, own = 0, { [0] = 0 }
+      for index = 1, size do
+        sum = sum + runs[index][3][book] * counts[index]
+        own[index] = sum
       end
-      sums[book] = sum
+      sums[book] = own
     end
     return sums
   end
@@ -389,6 +394,16 @@ do
       if runs[middle][4] <= came then low = middle else high = middle - 1 end
     end
     return low
+  end
+
+  -- Returns whether requests of the calling replica have tickets.
+  local function has_tickets(line)
+    for _, flow in ipairs(line.flows) do
+      for _, run in ipairs(flow[5]) do
+        if run[1] == line.caller then return true end
+      end
+    end
+    return false
   end
 
   -- Makes the virtual time of each class zero, and forgets the flows that nothing is known of any more.
@@ -413,5 +428,6 @@ do
     CLASSES_MAX = CLASSES_MAX, load = load, keep = keep, price = price, virtual_of = virtual_of, permits_of = permits_of, forget = forget, hear = hear,
     reach = reach, caller_of = caller_of, tickets = tickets, flow_with = flow_with, is_of = is_of, remove_last = remove_last, take = take,
     reconcile = reconcile, take_back = take_back, settle = settle, last_of = last_of, later_than = later_than, sums_of = sums_of, runs_by = runs_by,
+    has_tickets = has_tickets,
   }
 end

@@ -39,6 +39,19 @@ do
     return search
   end
 
+  -- Returns a copy of a search that has not looked for room yet.
+  local function copy(search)
+    local copied, sights = {}, {}
+    for name, value in pairs(search) do copied[name] = value end
+    for index, sight in ipairs(search.sights) do
+      local own = {}
+      for name, value in pairs(sight) do own[name] = value end
+      sights[index] = own
+    end
+    copied.sights = sights
+    return copied
+  end
+
   -- Moves to the earliest instant with room for `cost`. Returns the room, and the index of the last rule that moved the search. Returns
   -- nil where the call has done enough and the next one can go on from here.
   local function earliest(search, cost)
@@ -100,5 +113,5 @@ do
     charge(search, permits)
   end
 
-  Search = { new = new, advance = advance, earliest = earliest, charge = charge, charge_at = charge_at }
+  Search = { new = new, copy = copy, advance = advance, earliest = earliest, charge = charge, charge_at = charge_at }
 end

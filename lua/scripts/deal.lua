@@ -328,11 +328,15 @@ if not is_repeated and #wants > 0 then
   local TOO_FAR, QUEUE_FULL = 1, 2
   -- For how many numbers of requests one call estimates how long they wait. The rest comes with the next one.
   local ESTIMATES_MAX = 16
-  local estimates_left, refused, sums, alive = ESTIMATES_MAX, { 0, 0, 0, 0 }, nil, {}
-
-  local function is_alive(of)
-    if alive[of] == nil then alive[of] = Line.reach(line, of, replica, now, grace, 0) ~= nil end
-    return alive[of]
+  local estimates_left, refused, sums, is_alive, available, searches = ESTIMATES_MAX, { 0, 0, 0, 0 }, nil, {}, {}, nil
+  -- None of the requests that are left finds room before.
+  local begin = max(now, next_at or now)
+  for _, known in ipairs(line.callers) do
+    is_alive[known[1]] = Line.reach(line, known[1], replica, now, grace, 0) ~= nil
+  end
+  for book = 1, books do
+    available[book] = {}
+    for place, rule in ipairs(states[book].rules) do available[book][place] = State.available(states[book], now, rule) end
   end
 
   -- Returns how many permits of each limiter go before the last requests of a want but for `behind` of them, and including it. Of others in
@@ -368,13 +372,15 @@ if not is_repeated and #wants > 0 then
       for _, rule in ipairs(states[book].rules) do most = min(most, rule.capacity) end
       at_once[book] = costs[book] == 0 and 0 or max(min(ahead_of[book], most), costs[book])
     end
-    local at, _, limiter, limit = earliest(searches_from(now), at_once)
+    searches = searches or searches_from(begin)
+    local own = {}
+    for book = 1, books do own[book] = Search.copy(searches[book]) end
+    local at, _, limiter, limit = earliest(own, at_once)
     local more = 0
     for book = 1, books do
       if costs[book] > 0 and ahead_of[book] > at_once[book] then
         for place, rule in ipairs(states[book].rules) do
-          local left = State.available(states[book], now, rule)
-          local span = Rule.span_exact(rule, max(ahead_of[book] - max(left, at_once[book]), 0))
+          local span = Rule.span_exact(rule, max(ahead_of[book] - max(available[book][place], at_once[book]), 0))
           if span > more then more, limiter, limit = span, book, place end
         end
       end
@@ -430,6 +436,9 @@ if not is_repeated and #wants > 0 then
         end
       end
     end
+  end
+  -- Only now, as the number of requests that wait behind others does not change any more.
+  for index, want in ipairs(wants) do
     local flow, most, longest = Line.flow_with(line, want), 0, 0
     if flow then
       local ahead_of = before_of(flow, want, 0, Line.last_of(line, flow, want))
@@ -444,15 +453,8 @@ end
 
 -- ---- store and answer ----
 
-local again = is_cut and 1 or 0
-for _, flow in ipairs(line.flows) do
-  local runs = flow[5]
-  for index = 1, #runs do
-    if runs[index][1] == replica then again = 1 end
-  end
-  if again > 0 then break end
-end
-if again > 0 then
+local again = 0
+if is_cut or Line.has_tickets(line) then
   -- A replica calls again within this part of the time that slots are dealt ahead (2/5), if any can be dealt then.
   local soon = now + floor(ahead * 2 / 5)
   if is_cut or (next_at and next_at <= now) then

@@ -310,6 +310,7 @@ fn excess(kind: &Kind, replicas: usize) -> Excess {
 fn model(limiter: &Limiter, plan: &Plan, names: &[String]) -> LimiterModel {
     let routes = plan.routes.iter().filter(|route| route.limiters.contains(&limiter.name));
     let is_settled = routes.clone().any(|route| route.settled_percent > 0);
+    let has_own_costs = routes.clone().any(|route| route.has_own_costs);
     let shortest = limiter.limits.iter().map(|limit| limit.per).min().unwrap_or_default();
     let limits = limiter.limits.iter().map(|limit| LimitModel {
         rate: limit.rate,
@@ -329,8 +330,11 @@ fn model(limiter: &Limiter, plan: &Plan, names: &[String]) -> LimiterModel {
         limits: limits.collect(),
         wait_max: limiter.queue.map(|(timeout, _)| timeout),
         // Without a queue a request may still wait for the instant at which its slot is sure to have come.
-        // Each class has as many places.
-        max_waiting: limiter.queue.filter(|_| limiter.share.is_none()).map_or(u64::MAX, |(_, most)| most),
+        // Each class has as many places; and in a line those have none that have a slot, which may be those of a whole window.
+        max_waiting: limiter.queue.filter(|_| limiter.share.is_none()).map_or(u64::MAX, |(_, most)| {
+            let slots = limiter.limits.iter().map(|limit| limit.rate).min().unwrap_or_default();
+            if has_own_costs { most + slots } else { most }
+        }),
         guard: (shortest / 100).clamp(MILLI, 20 * MILLI),
         policy: match limiter.policy {
             "local" => Policy::Local,

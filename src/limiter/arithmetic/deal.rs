@@ -60,7 +60,7 @@ pub fn deal(
     let wants = keys.iter().zip(&asked.wants);
     let new: Vec<Vec<u64>> = wants.map(|(key, want)| line.reconcile(now, asked.ahead, key, want)).collect();
     let next = Dealing::new(terms, states, line).run(states);
-    let (mut line_answer, is_cut) = settle_new(terms, states, line, call, asked, (&keys, new));
+    let (mut line_answer, is_cut) = settle_new(terms, states, line, call, asked, (&keys, new), next);
     line_answer.again = call_again(terms, line, next, is_cut);
     line.generations = states.iter().map(|(state, _)| state.generation().number).collect();
     answer(terms, states, line, call, line_answer)

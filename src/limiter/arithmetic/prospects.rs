@@ -17,6 +17,8 @@ struct Estimates<'a, 'b, 'c> {
     terms: Terms,
     states: States<'b, 'c>,
     line: &'a mut Line,
+    /// None of the requests that are left finds room before.
+    begin: Micros,
     left: usize,
 }
 
@@ -82,7 +84,7 @@ impl Estimates<'_, '_, '_> {
                 if *cost == 0 { 0 } else { (*before).min(most).max(*cost) }
             })
             .collect();
-        let Room { at, mut violated, .. } = earliest(&mut searches_from(self.states, now), &at_once);
+        let Room { at, mut violated, .. } = earliest(&mut searches_from(self.states, self.begin), &at_once);
         let mut more = Micros::ZERO;
         for (limiter, (state, _)) in self.states.iter().enumerate() {
             if before[limiter] <= at_once[limiter] || key.costs[limiter] == 0 {
@@ -159,7 +161,7 @@ impl Estimates<'_, '_, '_> {
 }
 
 /// Refuses the newcomers who would wait for too long, or beyond the places of their class. Returns the answer, and whether some
-/// newcomers were left for the next call.
+/// newcomers were left for the next call. `next` is when the line finds room next, if it was looked for.
 pub(in crate::limiter::arithmetic) fn settle_new(
     terms: Terms,
     states: States<'_, '_>,
@@ -167,11 +169,13 @@ pub(in crate::limiter::arithmetic) fn settle_new(
     call: &Call,
     asked: &LineCall,
     (keys, new): (&[Key], Vec<Vec<u64>>),
+    next: Option<Micros>,
 ) -> (LineAnswer, bool) {
     let (mut answer, mut is_cut) = (LineAnswer::default(), false);
     let mut places = asked.places;
     let (mut refused, mut budget) = ([0; CLASSES_MAX], call.refusal_budget);
-    let mut estimates = Estimates { terms, states, line, left: ESTIMATES_MAX };
+    let begin = next.map_or(terms.now, |next| next.max(terms.now));
+    let mut estimates = Estimates { terms, states, line, begin, left: ESTIMATES_MAX };
     for (want, (key, new)) in keys.iter().zip(new).enumerate() {
         let class = asked.wants[want].class;
         let all: u64 = new.iter().sum();
@@ -213,10 +217,11 @@ pub(in crate::limiter::arithmetic) fn settle_new(
             let outcome = if is_full { Outcome::Full(away) } else { Outcome::TooFar(away) };
             answer.not_taken.push(NotTaken { want, group, count, outcome });
         }
-        let last = estimates.line.place_with(key, class).map(|flow| estimates.last(flow, key));
-        let (before, wait) = last.unwrap_or_default();
-        answer.before.push(before);
-        answer.waits.push(wait);
     }
+    let lasts = keys.iter().zip(&asked.wants).map(|(key, want)| {
+        let flow = estimates.line.place_with(key, want.class);
+        flow.map(|flow| estimates.last(flow, key)).unwrap_or_default()
+    });
+    (answer.before, answer.waits) = lasts.unzip();
     (answer, is_cut)
 }
