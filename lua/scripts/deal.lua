@@ -25,6 +25,7 @@
 --                     wait, count, by turns }, { how long ago those came that have left, count, by turns } } of each flow and cost
 --   own_lead          how far ahead of now the caller's own slots begin at least, up to half of `ahead`: its answer takes so long
 --   refusal_budget    how many requests like the first refused one that is spread the caller may refuse without asking
+--   expected          the part of its cost that a request turns out to use of each limiter, in millionths; empty: all of it
 -- Returns      one MessagePack array:
 --              { { now, epoch, when it opens or 0, last reset or 0, memory },
 --                { { generation, void_from, previous generation, { available permits of each rule }, paused until or 0, 1 if replicas
@@ -39,7 +40,7 @@
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
 local given_now, lease, replica, call, known_epoch, run, settle, callers, ceilings, ahead, known, begins, places, unused, wants,
-  own_lead, refusal_budget = cmsgpack.unpack(ARGV[1])
+  own_lead, refusal_budget, expected = cmsgpack.unpack(ARGV[1])
 local books = #callers / 2
 local limiters = books - ceilings
 local line_key, epoch_key, earlier_key, live_key, moved_key = unpack(KEYS, books + 1, books + 5)
@@ -173,8 +174,8 @@ end
 local GRACE_MIN = 100000
 local grace = min(max(GRACE_MIN, floor(ahead / 2)), lease)
 
--- The earliest instant at which there is room for who is next; nil if nobody was turned away.
-local next_at
+-- The earliest instant at which there is room for who is next, and the limiter and rule that it waits for; nil if nobody was turned away.
+local next_at, next_limiter, next_limit
 
 if not is_closed and not is_repeated and line.flows[1] then
   -- A turn takes that part of what the limits grant within the time that slots are dealt ahead, one permit at least: a call takes some
@@ -244,19 +245,19 @@ if not is_closed and not is_repeated and line.flows[1] then
     return found, start, second
   end
 
-  -- Returns where a request finds room, no earlier than its replica can use it, and for how many; or nil, where it finds room, and the
-  -- ceiling that is in its way, if it is one.
+  -- Returns where a request finds room, no earlier than its replica can use it, and for how many; or nil, where it finds room, the limiter and
+  -- rule that are in its way, and the ceiling if it is one.
   local function place(costs, from)
     while true do
       for index = limiters + 1, books do
         if costs[index] > 0 then
-          Search.earliest(searches[index], costs[index])
-          if searches[index].at > till then return nil, searches[index].at, index end
+          local _, limited_by = Search.earliest(searches[index], costs[index])
+          if searches[index].at > till then return nil, searches[index].at, index, limited_by or 1, index end
         end
       end
-      local at, count = earliest(searches, costs)
+      local at, count, limiter, limit = earliest(searches, costs)
       if at >= from then
-        if at > till then return nil, at end
+        if at > till then return nil, at, limiter, limit end
         return at, count
       end
       for index = 1, books do Search.advance(searches[index], from) end
@@ -279,14 +280,14 @@ if not is_closed and not is_repeated and line.flows[1] then
     if second then most = min(most, max(floor(Line.permits_of(second - start, flow[3]) / price) + 1, few)) end
     -- Of several runs of a flow none goes for longer, so that those who came at the same time go together.
     if flow[5][2] then most = min(most, few) end
-    local left, far, ceiling = most, nil, nil
+    local left, far, ceiling, far_limiter, far_limit = most, nil, nil, nil, nil
     local slips, spread = line.slips, line.spreads[class + 1]
     while left > 0 and not far do
-      local at, count, by = place(costs, from)
+      local at, count, limiter, limit, by = place(costs, from)
       if deals_left == 0 then
         far = now
       elseif not at then
-        far, ceiling = count, by
+        far, far_limiter, far_limit, ceiling = count, limiter, limit, by
       else
         count = min(count, left)
         for book = 1, books do
@@ -309,7 +310,7 @@ if not is_closed and not is_repeated and line.flows[1] then
       Line.take(line, flow, head, most - left)
     end
     if far then
-      next_at = min(next_at or far, far)
+      if not next_at or far < next_at then next_at, next_limiter, next_limit = far, far_limiter, far_limit end
       if not ceiling then break end
       is_full[ceiling] = true
       for place = 1, size do heads[place] = head_of(flows[place]) end
@@ -368,6 +369,7 @@ if not is_repeated and #wants > 0 then
     estimates_left = max(estimates_left - 1, 0)
     local ahead_of, at_once, costs = before_of(flow, want, behind, came), {}, want[4]
     for book = 1, books do
+      if expected[book] then ahead_of[book] = ceil(ahead_of[book] * expected[book] / 1000000) end
       local most = math.huge
       for _, rule in ipairs(states[book].rules) do most = min(most, rule.capacity) end
       at_once[book] = costs[book] == 0 and 0 or max(min(ahead_of[book], most), costs[book])
@@ -376,6 +378,7 @@ if not is_repeated and #wants > 0 then
     local own = {}
     for book = 1, books do own[book] = Search.copy(searches[book]) end
     local at, _, limiter, limit = earliest(own, at_once)
+    if at == next_at then limiter, limit = next_limiter or limiter, next_limit or limit end
     local more = 0
     for book = 1, books do
       if costs[book] > 0 and ahead_of[book] > at_once[book] then

@@ -181,6 +181,7 @@ struct Deal<'a> {
     wants: Vec<WantRow<'a>>,
     lead: u64,
     refusal_budget: u64,
+    expected: &'a [u64],
 }
 
 /// Returns the arguments of `deal.lua`. `number` is the call's among those of the replica; zero: it is never repeated.
@@ -217,6 +218,7 @@ pub(super) fn deal(
         wants: wants.collect(),
         lead: call.lead.0,
         refusal_budget: call.refusal_budget,
+        expected: &line.expected,
     };
     Arguments::new(keys, &values)
 }

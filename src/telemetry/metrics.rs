@@ -18,6 +18,8 @@ pub const REQUEST_SECONDS: &[f64] =
 /// Buckets for waits in a queue, in seconds. The first holds requests that did not wait.
 pub const WAIT_SECONDS: &[f64] =
     &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+/// Buckets for the true cost of a request over its estimate.
+const RATIOS: &[f64] = &[0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0];
 /// Buckets for the lateness of a permit, in seconds. A guard is 1 to 20 ms by default, so they are finest below that.
 const LATENESS_SECONDS: &[f64] =
     &[0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25];
@@ -42,6 +44,7 @@ pub(super) struct Families {
     pub(super) queue_waiting: IntGaugeVec,
     pub(super) queue_capacity: IntGaugeVec,
     pub(super) slot_lateness_seconds: HistogramVec,
+    pub(super) limiter_estimate_ratio: HistogramVec,
     pub(super) limiter_limit_permits: IntGaugeVec,
     pub(super) limiter_available_permits: IntGaugeVec,
     pub(super) limiter_exhausted_in_seconds: GaugeVec,
@@ -92,6 +95,8 @@ impl Families {
                 "The most requests that may wait at once in this replica.", &["limiter", CLASS]),
             slot_lateness_seconds: histograms(registry, "weir_slot_lateness_seconds",
                 "Time from a permit's slot to its use.", &["limiter"], LATENESS_SECONDS),
+            limiter_estimate_ratio: histograms(registry, "weir_limiter_estimate_ratio",
+                "True cost of requests, as their responses told it, over the cost that they had taken.", &["limiter"], RATIOS),
             limiter_limit_permits: gauges(registry, "weir_limiter_limit_permits",
                 "Permits in a window, as configured.", &["limiter", "limit"]),
             limiter_available_permits: gauges(registry, "weir_limiter_available_permits",

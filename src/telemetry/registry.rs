@@ -157,6 +157,7 @@ impl Metrics {
         forget(&families.limiter_external_usage_permits_total, gone);
         forget(&families.client_permits_total, |labels| labels.get(1) == Some(&limiter));
         forget(&families.slot_lateness_seconds, gone);
+        forget(&families.limiter_estimate_ratio, gone);
         for gauges in [
             &families.limiter_paused,
             &families.limiter_ready,

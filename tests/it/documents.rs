@@ -8,7 +8,7 @@ use regex::Regex;
 use tempfile::TempDir;
 
 use crate::support::weir::{check_strictly, run};
-use crate::support::{PATIENCE, Upstream, Weir, client, closed_port, eventually, lane, one_limiter};
+use crate::support::{PATIENCE, Reply, Upstream, Weir, client, closed_port, eventually, lane, one_limiter};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -54,7 +54,9 @@ async fn the_documented_metrics_are_the_exported_ones() {
     // With a share, so that each series has all its labels.
     let limiter =
         "{limits: [3/1m, 1000/1h], queue: {timeout: 100ms, max_waiting: 5}, share: {by: header:x-caller}}";
-    let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
+    upstream.reply("/", Reply::status(200).header("x-cost", "1"));
+    let config = one_limiter("memory", limiter, &upstream) + "    cost: {settle: {header: x-cost}}\n";
+    let weir = Weir::start(&config).await;
     for status in [200, 200, 200, 429] {
         assert_eq!(weir.get("/").await.status, status);
     }

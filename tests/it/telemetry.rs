@@ -19,6 +19,7 @@ const METRICS: &[(&str, &str, &[&str])] = &[
     ("weir_queue_waiting", "gauge", &["limiter"]),
     ("weir_queue_capacity", "gauge", &["limiter"]),
     ("weir_slot_lateness_seconds", "histogram", &["limiter"]),
+    ("weir_limiter_estimate_ratio", "histogram", &["limiter"]),
     ("weir_limiter_limit_permits", "gauge", &["limiter", "limit"]),
     ("weir_limiter_available_permits", "gauge", &["limiter", "limit"]),
     ("weir_limiter_exhausted_in_seconds", "gauge", &["limiter", "limit"]),
@@ -54,14 +55,17 @@ async fn every_metric_has_its_name_type_and_labels() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     upstream.reply("/refused", Reply::status(429));
-    let weir = Weir::start(&config(&redis.store(), &upstream)).await;
+    upstream.reply("/", Reply::status(200).header("x-cost", "1"));
+    let settled =
+        |config: String| config.replace("limiter: api", "limiter: api, cost: {settle: {header: x-cost}}");
+    let weir = Weir::start(&settled(config(&redis.store(), &upstream))).await;
     // Forwarded at once, rejected by the upstream, forwarded after a wait, refused by weir.
     for (target, status) in
         [("/", 200), ("/", 200), ("/", 200), ("/refused", 429), ("/", 200), ("/", 200), ("/", 429)]
     {
         assert_eq!(weir.get(target).await.status, status);
     }
-    weir.reload(&config(&redis.store(), &upstream)).await;
+    weir.reload(&settled(config(&redis.store(), &upstream))).await;
 
     let metrics = weir.metrics().await;
     for (name, kind, labels) in METRICS {

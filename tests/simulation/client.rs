@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use weir::limiter::model::{Costs, Flow, Permits, Refusal};
+use weir::limiter::model::{Costs, Flow, Permits, Refusal, TrueCost};
 use weir::limiter::{Demand, Entered, LimiterSet, Partition, Permit, UpstreamSignal};
 
 /// A command of an operator.
@@ -162,8 +162,8 @@ impl Request {
                 limiter_set.report_upstream(&self.partitions, &receipt, signal);
             }
             if !answer.costs.is_empty() {
-                let used = |place: usize, taken| answer.costs.get(place).copied().unwrap_or(taken);
-                limiter_set.settle(&self.partitions, &receipt, used);
+                let used = |permits: &u64| TrueCost { permits: *permits, is_refunded: true };
+                limiter_set.settle(&self.partitions, &receipt, |place| answer.costs.get(place).map(used));
             }
         }
     }

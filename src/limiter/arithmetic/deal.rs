@@ -7,9 +7,9 @@
 use crate::clock::Micros;
 use crate::limiter::arithmetic::line::{Flow, Key, Line, permits_of};
 use crate::limiter::arithmetic::prospects::settle_new;
-use crate::limiter::arithmetic::room::{Room, States, Terms, earliest, searches_from, seen};
+use crate::limiter::arithmetic::room::{Next, Room, States, Terms, earliest, searches_from, seen};
 use crate::limiter::arithmetic::search::Search;
-use crate::limiter::model::{Answer, CLASSES_MAX, Call, Dealt, LineAnswer, LineCall};
+use crate::limiter::model::{Answer, CLASSES_MAX, Call, Dealt, LineAnswer, LineCall, Violated};
 
 /// A turn takes that part of what the limits grant within the time that slots are dealt ahead, one permit at least: a call takes some
 /// tens of turns at any rate, and shares are off by no more than a turn.
@@ -61,7 +61,7 @@ pub fn deal(
     let new: Vec<Vec<u64>> = wants.map(|(key, want)| line.reconcile(now, asked.ahead, key, want)).collect();
     let next = Dealing::new(terms, states, line).run(states);
     let (mut line_answer, is_cut) = settle_new(terms, states, line, call, asked, (&keys, new), next);
-    line_answer.again = call_again(terms, line, next, is_cut);
+    line_answer.again = call_again(terms, line, next.map(|next| next.at), is_cut);
     line.generations = states.iter().map(|(state, _)| state.generation().number).collect();
     answer(terms, states, line, call, line_answer)
 }
@@ -148,10 +148,10 @@ fn drop_void(states: States<'_, '_>, line: &mut Line, replica: u64, first_moved:
 enum TurnEnd {
     /// All of it was dealt.
     Full,
-    /// There is no room before this instant, because of this ceiling.
-    BeyondCeiling(usize, Micros),
+    /// There is no room before this instant, because of a ceiling.
+    BeyondCeiling(Next),
     /// There is no room before this instant.
-    Beyond(Micros),
+    Beyond(Next),
     /// The call has dealt enough.
     Enough,
 }
@@ -245,9 +245,9 @@ impl<'a> Dealing<'a> {
 
     /// Deals until nobody is left who finds room as far as slots are dealt. Returns the earliest instant at which there is room for who is
     /// next; `None` if nobody was turned away.
-    fn run(mut self, states: States<'_, '_>) -> Option<Micros> {
+    fn run(mut self, states: States<'_, '_>) -> Option<Next> {
         let mut searches = searches_from(states, self.terms.now);
-        let mut next: Option<Micros> = None;
+        let mut next: Option<Next> = None;
         while let Some(turn) = self.turn()
             && let Some(head) = self.heads[turn.flow]
         {
@@ -260,17 +260,19 @@ impl<'a> Dealing<'a> {
                 }
             }
             let end = self.deal_turn(&mut searches, &turn, head);
-            let at = match end {
+            let found = match end {
                 TurnEnd::Full => {
                     self.heads[turn.flow] = self.head(turn.flow);
                     continue;
                 }
-                TurnEnd::BeyondCeiling(_, at) | TurnEnd::Beyond(at) => at,
-                TurnEnd::Enough => self.terms.now,
+                TurnEnd::BeyondCeiling(found) | TurnEnd::Beyond(found) => found,
+                TurnEnd::Enough => Next { at: self.terms.now, violated: None },
             };
-            next = Some(next.map_or(at, |next| next.min(at)));
-            let TurnEnd::BeyondCeiling(ceiling, _) = end else { break };
-            self.is_full[ceiling] = true;
+            if next.is_none_or(|next| found.at < next.at) {
+                next = Some(found);
+            }
+            let TurnEnd::BeyondCeiling(Next { violated: Some(ceiling), .. }) = end else { break };
+            self.is_full[ceiling.limiter] = true;
             self.heads = (0..self.heads.len()).map(|flow| self.head(flow)).collect();
         }
         self.line.settle(&self.virtuals);
@@ -329,12 +331,14 @@ impl<'a> Dealing<'a> {
             for (index, cost) in costs.iter().enumerate().skip(limiters).filter(|(_, cost)| **cost > 0) {
                 let found = searches[index].earliest(*cost);
                 if found.at > until {
-                    return Err(TurnEnd::BeyondCeiling(index, found.at));
+                    let violated = Violated { limiter: index, limit: found.limited_by.unwrap_or_default() };
+                    return Err(TurnEnd::BeyondCeiling(Next { at: found.at, violated: Some(violated) }));
                 }
             }
             let room = earliest(searches, costs);
             if room.at >= from {
-                return if room.at > until { Err(TurnEnd::Beyond(room.at)) } else { Ok(room) };
+                let next = Next { at: room.at, violated: Some(room.violated) };
+                return if room.at > until { Err(TurnEnd::Beyond(next)) } else { Ok(room) };
             }
             searches.iter_mut().for_each(|search| search.advance(from));
             self.stood = from;

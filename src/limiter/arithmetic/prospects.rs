@@ -3,7 +3,7 @@
 use crate::clock::Micros;
 use crate::limiter::arithmetic::line::{Key, Line, Run, permits_of, virtual_of};
 use crate::limiter::arithmetic::queue_order::Refused;
-use crate::limiter::arithmetic::room::{Room, States, Terms, earliest, searches_from};
+use crate::limiter::arithmetic::room::{Next, Room, States, Terms, earliest, searches_from};
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::{
     CLASSES_MAX, Call, LineAnswer, LineCall, NotTaken, Outcome, RetryDelay, Violated, Waiting,
@@ -17,8 +17,10 @@ struct Estimates<'a, 'b, 'c> {
     terms: Terms,
     states: States<'b, 'c>,
     line: &'a mut Line,
-    /// None of the requests that are left finds room before.
-    begin: Micros,
+    /// When the line finds room next, if it was looked for: none of the requests that are left finds room before.
+    next: Option<Next>,
+    /// The part of its cost that a request turns out to use of each limiter, in millionths; empty: all of it.
+    expected: &'a [u64],
     left: usize,
 }
 
@@ -84,7 +86,11 @@ impl Estimates<'_, '_, '_> {
                 if *cost == 0 { 0 } else { (*before).min(most).max(*cost) }
             })
             .collect();
-        let Room { at, mut violated, .. } = earliest(&mut searches_from(self.states, self.begin), &at_once);
+        let begin = self.next.map_or(now, |next| next.at.max(now));
+        let Room { at, mut violated, .. } = earliest(&mut searches_from(self.states, begin), &at_once);
+        if let Some(next) = self.next.filter(|next| next.at == at) {
+            violated = next.violated.unwrap_or(violated);
+        }
         let mut more = Micros::ZERO;
         for (limiter, (state, _)) in self.states.iter().enumerate() {
             if before[limiter] <= at_once[limiter] || key.costs[limiter] == 0 {
@@ -103,7 +109,10 @@ impl Estimates<'_, '_, '_> {
 
     /// Returns how long the request waits behind which so many of its key wait, if it came by an instant.
     fn one(&mut self, flow: usize, key: &Key, behind: u64, came: Micros) -> Estimate {
-        let before = self.before(flow, key, behind, came);
+        let mut before = self.before(flow, key, behind, came);
+        for (before, part) in before.iter_mut().zip(self.expected) {
+            *before = (*before * part).div_ceil(1_000_000);
+        }
         self.estimate(key, &before)
     }
 
@@ -169,13 +178,13 @@ pub(in crate::limiter::arithmetic) fn settle_new(
     call: &Call,
     asked: &LineCall,
     (keys, new): (&[Key], Vec<Vec<u64>>),
-    next: Option<Micros>,
+    next: Option<Next>,
 ) -> (LineAnswer, bool) {
     let (mut answer, mut is_cut) = (LineAnswer::default(), false);
     let mut places = asked.places;
     let (mut refused, mut budget) = ([0; CLASSES_MAX], call.refusal_budget);
-    let begin = next.map_or(terms.now, |next| next.max(terms.now));
-    let mut estimates = Estimates { terms, states, line, begin, left: ESTIMATES_MAX };
+    let mut estimates =
+        Estimates { terms, states, line, next, expected: &asked.expected, left: ESTIMATES_MAX };
     for (want, (key, new)) in keys.iter().zip(new).enumerate() {
         let class = asked.wants[want].class;
         let all: u64 = new.iter().sum();

@@ -70,6 +70,14 @@ pub(in crate::limiter::arithmetic) fn seen(
     }
 }
 
+/// The earliest instant at which there is room for a request that is next.
+#[derive(Clone, Copy)]
+pub(in crate::limiter::arithmetic) struct Next {
+    pub(in crate::limiter::arithmetic) at: Micros,
+    /// The limit that it waits for; `None` if only the call has dealt enough.
+    pub(in crate::limiter::arithmetic) violated: Option<Violated>,
+}
+
 /// The earliest instant at which every limiter has room.
 #[derive(Clone, Copy)]
 pub(in crate::limiter::arithmetic) struct Room {

@@ -58,6 +58,22 @@ impl Costs {
     }
 }
 
+/// The true cost of a request at a limiter, as its response told it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TrueCost {
+    /// The permits that it has used.
+    pub permits: u64,
+    /// True if those that it has taken beyond are given back.
+    pub is_refunded: bool,
+}
+
+impl TrueCost {
+    /// Returns the permits that stay charged of a request that has taken so many.
+    pub fn from(self, taken: u64) -> u64 {
+        if self.is_refunded { self.permits } else { self.permits.max(taken) }
+    }
+}
+
 impl From<Permits> for Costs {
     fn from(cost: Permits) -> Costs {
         Costs::Same(cost)

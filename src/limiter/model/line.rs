@@ -72,6 +72,8 @@ pub struct LineCall {
     pub places: [u64; CLASSES_MAX],
     /// Slots that are not needed.
     pub unused: Vec<Unused>,
+    /// The part of its cost that a request turns out to use of each limiter, in millionths; empty: all of it. Newcomers are refused by that.
+    pub expected: Vec<u64>,
     /// The requests without a slot. A flow and cost that is not named has as many as before.
     pub wants: Vec<Want>,
 }

@@ -26,7 +26,7 @@ pub mod write_back;
 pub use calendar_windows::{CalendarWindows, Period, Stretch, window_of};
 pub use call::{Answer, Call, Freed, Generation, Holding, Run};
 pub use clock_step::{Step, stepped};
-pub use costs::Costs;
+pub use costs::{Costs, TrueCost};
 pub use epoch::{Epoch, Reset};
 pub use generations::{Generations, NO_GENERATION};
 pub use grant_copy::{CopyExchange, GrantCopy};

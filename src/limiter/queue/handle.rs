@@ -13,6 +13,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Costs, Flow, Freed, LimiterName, OnStoreFailure, Refusal};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
+use crate::limiter::queue::expected_costs::ExpectedCosts;
 use crate::limiter::queue::inbox::{Arrival, Asker, Inbox, Unsent, WorkerEvents};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::permit::{OriginQueue, Permit, PermitReport, Returned};
@@ -55,6 +56,8 @@ pub(in crate::limiter) struct Queue {
     is_paused: AtomicBool,
     /// The permits that are left, as the store last said.
     pub(in crate::limiter) left: LastLeft,
+    /// What requests turn out to cost.
+    pub(in crate::limiter) expected_costs: ExpectedCosts,
 }
 
 impl Queue {
@@ -70,6 +73,7 @@ impl Queue {
             in_flight: AtomicU32::new(0),
             is_paused: AtomicBool::new(false),
             left: LastLeft::default(),
+            expected_costs: ExpectedCosts::default(),
         }
     }
 
@@ -403,6 +407,10 @@ impl OriginQueue for Queue {
 
     fn limiters(&self) -> usize {
         self.instances.len()
+    }
+
+    fn settle(&self, taken: &[u64], charged: &[u64]) {
+        self.expected_costs.settle(taken, charged);
     }
 
     fn follows_upstream(&self) -> bool {

@@ -5,7 +5,7 @@
 //! - [`worker`]: the task that owns the waiting requests ([`cost_queue`], [`request`]) and talks to the store.
 //! - [`prefetch`]: permits booked before anybody asks; [`refusal_cache`]: refusals without a call to the store.
 //! - [`upstream_report`]: what an upstream's answer says of its quota; [`shadow`]: limiters that only count.
-//! - [`costly`]: what a request may cost at most.
+//! - [`costly`]: what a request may cost at most; [`expected_costs`]: what requests turn out to cost.
 //! - [`quota_left`]: what the store last said of the permits that are left.
 //! - [`outside`]: requests that wait before they can ask; [`waiting`]: those that wait, for people who look on.
 //! - [`shared`]: how the callers of a queue share its quota.
@@ -16,6 +16,7 @@
 pub(in crate::limiter) mod active_limiter;
 pub(in crate::limiter) mod cost_queue;
 pub(in crate::limiter) mod costly;
+pub(in crate::limiter) mod expected_costs;
 pub(in crate::limiter) mod guard;
 pub(in crate::limiter) mod handle;
 pub(in crate::limiter) mod inbox;

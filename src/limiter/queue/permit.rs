@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Costs, Flow, Refusal};
+use crate::limiter::model::{Costs, Flow, Refusal, TrueCost};
 use crate::limiter::queue::quota_left::QuotaLeft;
 use crate::limiter::queue::request::{Holder, LATE_MAX, RequestId, Unusable};
 use crate::limiter::queue::shadow::Shadows;
@@ -62,6 +62,9 @@ pub(in crate::limiter) trait OriginQueue: Send + Sync {
 
     /// Returns the number of the queue's limiters.
     fn limiters(&self) -> usize;
+
+    /// Takes in what a request has taken of each limiter, and what stays charged of it.
+    fn settle(&self, taken: &[u64], charged: &[u64]);
 
     /// Returns whether a limiter of the queue heeds the quota that the upstream reports.
     fn follows_upstream(&self) -> bool;
@@ -362,12 +365,21 @@ impl Receipt {
         PermitReport::Signal(PendingReport::new(signal, sent, self.slot, self.costs.clone()))
     }
 
+    /// Returns what the request took of each limiter of its queue.
+    pub(in crate::limiter) fn taken(&self) -> impl Iterator<Item = u64> {
+        self.costs.of(self.queue.limiters())
+    }
+
     /// Returns the reports of the request's true cost at each limiter of its queue, as far as it is known: more is charged, less is given
-    /// back. `used` tells the true cost at a place from what was taken there.
-    pub(in crate::limiter) fn settled(&self, used: impl Fn(usize, u64) -> u64) -> Vec<PermitReport> {
-        let limiters = self.queue.limiters();
-        let (taken, used): (Vec<u64>, Vec<u64>) =
-            self.costs.of(limiters).enumerate().map(|(place, taken)| (taken, used(place, taken))).unzip();
+    /// back where it may be.
+    pub(in crate::limiter) fn settled(&self, used: &[Option<TrueCost>]) -> Vec<PermitReport> {
+        let taken: Vec<u64> = self.taken().collect();
+        let used: Vec<u64> = taken
+            .iter()
+            .zip(used)
+            .map(|(taken, used)| used.map_or(*taken, |used| used.from(*taken)))
+            .collect();
+        self.queue.settle(&taken, &used);
         let pairs = || taken.iter().zip(&used);
         let more = Costs::each_or_same(pairs().map(|(taken, used)| used.saturating_sub(*taken)));
         let less = Costs::each_or_same(pairs().map(|(taken, used)| taken.saturating_sub(*used)));

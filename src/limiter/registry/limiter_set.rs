@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 
-use crate::limiter::model::{Costs, Flow, Limiter, LimiterName, Partition, Refusal};
+use crate::limiter::model::{Costs, Flow, Limiter, LimiterName, Partition, Refusal, TrueCost};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::guard::QueueGuard;
 use crate::limiter::queue::handle::Queue;
@@ -131,20 +131,25 @@ impl LimiterSet {
     }
 
     /// Corrects what a request has cost: charges what that is beyond its permit, or gives back what it did not need. `used` tells the true
-    /// cost at a limiter, by its place in the order in which the route names them, from what was taken there.
+    /// cost at a limiter, by its place in the order in which the route names them.
     pub fn settle(
         &self,
         partitions: &[Option<Partition>],
         receipt: &Receipt,
-        used: impl Fn(usize, u64) -> u64,
+        used: impl Fn(usize) -> Option<TrueCost>,
     ) {
-        let enforced = self.inner.limiters.iter().filter(|(active, _)| !active.is_shadow());
-        let places: Vec<usize> = enforced.map(|(_, place)| *place).collect();
+        let enforced = || self.inner.limiters.iter().filter(|(active, _)| !active.is_shadow());
+        let used: Vec<_> = enforced().map(|(_, place)| used(*place)).collect();
         // A limiter may have begun or ceased to only count since; then nobody knows which cost is whose.
-        if places.len() != receipt.queue.limiters() {
+        if used.len() != receipt.queue.limiters() {
             return;
         }
-        for report in receipt.settled(|place, taken| used(places[place], taken)) {
+        for ((active, _), (taken, used)) in enforced().zip(receipt.taken().zip(&used)) {
+            if let Some(used) = used.filter(|used| used.permits > 0 && taken > 0) {
+                active.metrics().estimate_ratio(used.permits as f64 / taken as f64);
+            }
+        }
+        for report in receipt.settled(&used) {
             self.tell(partitions, receipt, report);
         }
     }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use http::Response;
 
 use super::plan::Plan;
-use crate::config::model::{JsonPath, Settle, Usage};
-use crate::limiter::model::RATE_MAX;
+use crate::config::model::{Cost, JsonPath, Learn, Settle, Usage};
+use crate::limiter::model::{RATE_MAX, TrueCost};
 use crate::limiter::{Partition, Receipt};
 use crate::proxy::messages::body_numbers::BodyNumbers;
 use crate::proxy::messages::{response, settle};
@@ -55,21 +55,16 @@ impl Part {
         }
     }
 
-    /// Returns the true cost, as far as it is known, of a request that has taken so much. Of a body that has broken off nobody knows what
-    /// was still to come, so nothing is given back.
-    fn cost(&self, taken: u64, is_whole: bool) -> u64 {
-        match self {
-            Part::Nothing => taken,
-            Part::Told(cost) => *cost,
-            Part::Body(numbers) => match numbers.largest() {
-                Some(cost) if is_whole || cost > taken => cost,
-                _ => taken,
-            },
-            Part::Usage(numbers, usage) => match usage.cost(numbers.each()) {
-                Some(cost) if (is_whole && usage.refund) || cost > taken => cost.min(RATE_MAX.into()),
-                _ => taken,
-            },
-        }
+    /// Returns the true cost, as far as it is known. Of a body that has broken off nobody knows what was still to come, so nothing is given
+    /// back.
+    fn cost(&self, is_whole: bool) -> Option<TrueCost> {
+        let (permits, is_refunded) = match self {
+            Part::Nothing => return None,
+            Part::Told(cost) => (*cost, true),
+            Part::Body(numbers) => (numbers.largest()?, is_whole),
+            Part::Usage(numbers, usage) => (usage.cost(numbers.each())?, is_whole && usage.refund),
+        };
+        Some(TrueCost { permits: permits.min(RATE_MAX.into()), is_refunded })
     }
 
     fn numbers(&mut self) -> Option<&mut BodyNumbers> {
@@ -115,8 +110,21 @@ impl Settling {
     pub(crate) fn end(&self, is_whole: bool) {
         let Some(limiter_set) = &self.route.limiter_set else { return };
         let part = |place: usize| self.parts.get(place).or_else(|| self.parts.first());
-        limiter_set.settle(&self.partitions, &self.receipt, |place, taken| {
-            part(place).map_or(taken, |part| part.cost(taken, is_whole))
-        });
+        limiter_set.settle(&self.partitions, &self.receipt, |place| part(place)?.cost(is_whole));
+        for (place, part) in self.parts.iter().enumerate().filter(|_| is_whole) {
+            if let Part::Usage(numbers, usage) = part
+                && let Some(output) = usage.output_of(numbers.each())
+                && self.learns(place)
+            {
+                let partition = self.partitions.get(place).copied().flatten();
+                self.route.learned_outputs.add(place, partition, output);
+            }
+        }
+    }
+
+    /// Returns whether the output is learnt at a limiter.
+    fn learns(&self, place: usize) -> bool {
+        let cost = self.route.rule.costs().nth(place);
+        matches!(cost, Some(Cost::Estimate(estimate)) if estimate.learn == Learn::P95)
     }
 }

@@ -44,6 +44,7 @@ struct Asking {
     begins: bool,
     refusal_budget: u64,
     lead: u64,
+    expected: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -77,17 +78,21 @@ fn asking(flows: u64) -> impl Strategy<Value = Asking> {
         prop::bool::weighted(0.03),
         prop_oneof![Just(0), 0..500_u64],
         prop_oneof![3 => Just(0), 1 => 1..300_000_u64],
+        prop_oneof![3 => Just(0), 1 => 1..4_000_000_u64],
     )
-        .prop_map(|(replica, wants, unused, places, is_heard, begins, refusal_budget, lead)| Asking {
-            replica,
-            wants,
-            unused,
-            places,
-            is_heard,
-            begins,
-            refusal_budget,
-            lead,
-        })
+        .prop_map(
+            |(replica, wants, unused, places, is_heard, begins, refusal_budget, lead, expected)| Asking {
+                replica,
+                wants,
+                unused,
+                places,
+                is_heard,
+                begins,
+                refusal_budget,
+                lead,
+                expected,
+            },
+        )
 }
 
 fn step(flows: u64) -> impl Strategy<Value = Step> {
@@ -239,6 +244,7 @@ impl Model {
             begins: asking.begins,
             places: [asking.places; 4],
             unused: unused.collect(),
+            expected: if asking.expected > 0 { vec![asking.expected; books] } else { Vec::new() },
             wants,
         };
         Call {

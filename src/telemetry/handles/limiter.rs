@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
-use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec};
+use prometheus::{Histogram, HistogramVec, IntCounter, IntGauge, IntGaugeVec};
 
 use crate::telemetry::handles::{ClassMetrics, ClassSeries, Unpublished, gauge_value};
 use crate::telemetry::metrics::Families;
@@ -37,9 +37,17 @@ pub(in crate::telemetry) struct LimiterShared {
     /// At least one.
     classes: Vec<ClassMetrics>,
     lateness: Histogram,
+    estimates: Estimates,
     condition: Condition,
     external_usage: IntCounter,
     available: Available,
+}
+
+/// The histogram of true costs. It appears with the first one: most limiters have none.
+struct Estimates {
+    limiter: Arc<str>,
+    family: HistogramVec,
+    ratio: OnceLock<Histogram>,
 }
 
 /// The gauges of each limit's available permits.
@@ -95,6 +103,11 @@ impl LimiterShared {
         LimiterShared {
             classes: limiter.classes.iter().map(|class| ClassMetrics::new(families, name, class)).collect(),
             lateness: families.slot_lateness_seconds.with_label_values(&[name]),
+            estimates: Estimates {
+                limiter: limiter.name.clone(),
+                family: families.limiter_estimate_ratio.clone(),
+                ratio: OnceLock::new(),
+            },
             condition: Condition {
                 paused: families.limiter_paused.with_label_values(&[name]),
                 ready: families.limiter_ready.with_label_values(&[name]),
@@ -141,6 +154,12 @@ impl LimiterMetrics {
     /// Records the time from a permit's slot to its use.
     pub fn lateness(&self, late: Duration) {
         self.shared.lateness.observe(late.as_secs_f64());
+    }
+
+    /// Records the true cost of a request over what it had taken.
+    pub fn estimate_ratio(&self, ratio: f64) {
+        let Estimates { limiter, family, ratio: histogram } = &self.shared.estimates;
+        histogram.get_or_init(|| family.with_label_values(&[&**limiter])).observe(ratio);
     }
 
     /// Sets whether the limiter is paused.

@@ -148,6 +148,7 @@ impl Fleet {
             begins: replica.known == 0,
             places: [100_000; 4],
             unused,
+            expected: Vec::new(),
             wants: wants.clone(),
         };
         let generations = vec![0; self.refs.len()];

@@ -1,10 +1,15 @@
 //! Shapes of answers as vendors document them, each in every way in which it may be cut; and any documents, against a tree.
 
+use std::path::Path;
+use std::sync::Arc;
+
 use http::HeaderValue;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::config;
+use crate::config::model::Usage;
 
 const MAX: u64 = 1_000_000_000;
 
@@ -79,6 +84,68 @@ fn each_vendor_is_understood_however_its_answer_is_cut() {
         "{\"usage\": {\"total_tokens\": 4}}\n{\"usage\": {\"total_tokens\": 6}}\n{\"x\": 1}",
         Some(6),
     );
+}
+
+/// Returns how a preset reads responses.
+fn preset(name: &str) -> Arc<Usage> {
+    let text = format!(
+        "limiters: {{a: {{limits: [1000/1s]}}}}\nroutes: [{{name: a, match: {{}}, upstream: 'http://a', limiters: [{{name: a, cost: {{tokens: {name}}}}}]}}]"
+    );
+    let config = config::parse(Path::new("a.yaml"), &text).unwrap().config;
+    config.routes[0].settles().next().and_then(|settle| settle.usage.clone()).unwrap()
+}
+
+/// Returns what a preset reads in a body that comes in these pieces.
+fn cost<'a>(usage: &Usage, kind: &str, pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<u64> {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_str(kind).unwrap());
+    let mut numbers = BodyNumbers::of(&headers, &usage.paths(), MAX).expect("it is scanned");
+    pieces.into_iter().for_each(|piece| numbers.see(piece));
+    usage.cost(numbers.each())
+}
+
+#[test]
+fn each_preset_reads_its_providers_answers_however_they_are_cut() {
+    let anthropic = r#"{"content": [{"type": "text", "text": "\"usage\": {\"input_tokens\": 9000}"}], "usage":
+        {"input_tokens": 2095, "cache_creation_input_tokens": 100, "cache_read_input_tokens": 7000, "output_tokens": 503}}"#;
+    let gemini = r#"[{"candidates": [], "usageMetadata": {"promptTokenCount": 7, "totalTokenCount": 9}}, {"candidates": []}]"#;
+    let converse = r#"{"output": {"message": {"content": [{"text": "東京"}]}}, "usage":
+        {"inputTokens": 30, "outputTokens": 628, "cacheReadInputTokens": 5, "cacheWriteInputTokens": 8, "totalTokens": 658}}"#;
+    let embeddings =
+        r#"{"data": [{"embedding": [0.5, -0.25]}], "usage": {"prompt_tokens": 8, "total_tokens": 8}}"#;
+    for (name, kind, body, expected) in [
+        ("openai", JSON, CHAT, Some(19)),
+        ("openai", EVENTS, CHAT_EVENTS, Some(123)),
+        ("openai", EVENTS, RESPONSE_EVENTS, Some(37)),
+        ("openai", JSON, embeddings, Some(8)),
+        ("azure", JSON, CHAT, Some(29)),
+        ("azure", EVENTS, CHAT_EVENTS, Some(142)),
+        ("mistral", JSON, CHAT, Some(29)),
+        ("mistral", JSON, embeddings, Some(8)),
+        ("anthropic-input", JSON, anthropic, Some(2195)),
+        ("anthropic-input", EVENTS, MESSAGE_EVENTS, Some(25)),
+        ("anthropic-output", JSON, anthropic, Some(503)),
+        ("anthropic-output", EVENTS, MESSAGE_EVENTS, Some(15)),
+        ("gemini", JSON, gemini, Some(7)),
+        ("gemini", EVENTS, "data: {\"usageMetadata\": {\"promptTokenCount\": 7}}\n\n", Some(7)),
+        ("bedrock", JSON, converse, Some(666)),
+        ("bedrock", JSON, anthropic, Some(2698)),
+        ("openai", JSON, r#"{"usage": null}"#, None),
+        ("openai", JSON, r#"{"usage": {"prompt_tokens": 1000000000000000000}}"#, None),
+        ("anthropic-input", JSON, r#"{"type": "error", "error": {"type": "overloaded_error"}}"#, None),
+    ] {
+        let usage = preset(name);
+        for end in ["\n", "\r\n"] {
+            let body = if kind == EVENTS { body.replace('\n', end) } else { body.to_owned() };
+            let body = body.as_bytes();
+            assert_eq!(cost(&usage, kind, [body]), expected, "{name}: {}", String::from_utf8_lossy(body));
+            assert_eq!(cost(&usage, kind, body.chunks(1)), expected, "{name} in single bytes");
+            for cut in 0..body.len() {
+                let (first, second) = body.split_at(cut);
+                assert_eq!(cost(&usage, kind, [first, second]), expected, "{name} cut at {cut}");
+            }
+        }
+    }
 }
 
 #[test]

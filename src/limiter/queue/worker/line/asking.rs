@@ -97,6 +97,7 @@ impl Worker {
             begins: known == 0,
             places,
             unused: unused.iter().map(|unneeded| self.unused(unneeded)).collect(),
+            expected: Vec::new(),
             wants,
         };
         self.calls.told.again = None;
@@ -117,7 +118,7 @@ impl Worker {
             want.costs = sent.key.costs.of(limiters).collect();
         }
         let (ahead, begins) = (self.ahead(), known == 0);
-        let line = LineCall { ahead, ceilings: 0, known, begins, places, unused: Vec::new(), wants };
+        let line = LineCall { ahead, known, begins, places, wants, ..LineCall::default() };
         self.calls.told_locally.again = None;
         self.calls.asked_locally = Some(Sent { at: now, wants: sent, unused: Vec::new() });
         out.push(Action::BookLocally(Box::new(Call { line: Some(Box::new(line)), ..Call::default() })));
