@@ -75,6 +75,8 @@ pub struct Estimate {
     pub combine: Combine,
     /// The largest estimate: a larger one is cut to it.
     pub max: Permits,
+    /// The way in which the output is learnt from earlier responses.
+    pub learn: Learn,
 }
 
 impl Estimate {
@@ -82,6 +84,18 @@ impl Estimate {
     pub fn values(&self) -> impl Iterator<Item = &JsonPath> {
         self.first_of.iter().chain(&self.times_first_of)
     }
+}
+
+/// The way in which the output of a request is learnt from the responses of its partition.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(inline)]
+pub enum Learn {
+    /// Not at all.
+    #[default]
+    Off,
+    /// As no more than the 95th percentile of the last answers.
+    P95,
 }
 
 /// The part of input and output that counts.
@@ -147,6 +161,12 @@ impl Usage {
     pub fn paths(&self) -> Vec<JsonPath> {
         let all = self.input.iter().chain(&self.output).chain(&self.plus).chain(&self.cached);
         all.cloned().collect()
+    }
+
+    /// Returns the output of a complete response, from the largest number at each place of [`Usage::paths`]; `None` if it did not tell.
+    pub fn output_of(&self, numbers: &[Option<u64>]) -> Option<u64> {
+        let outputs = numbers.get(self.input.len()..self.input.len() + self.output.len())?;
+        outputs.iter().flatten().copied().max()
     }
 
     /// Returns what a request has cost, from the largest number at each place of [`Usage::paths`]; `None` if the body did not tell. What a

@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use super::clients::{Clients, SubjectName};
-pub use super::costs::{Charge, Combine, Cost, Estimate, Settle, Usage, Weights};
+pub use super::costs::{Charge, Combine, Cost, Estimate, Learn, Settle, Usage, Weights};
 pub use super::errors::Errors;
 pub use super::json_path::{JsonMatch, JsonPath};
 pub use super::key_part::KeyPart;

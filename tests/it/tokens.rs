@@ -1,19 +1,33 @@
 //! Requests of language models: estimated when they come, settled by what their responses say.
 
-use crate::support::{PATIENCE, RedisServer, Reply, Request, Upstream, Weir, client, eventually, lane};
+use std::time::{Duration, Instant};
+
+use crate::support::upstream::Seen;
+use crate::support::{
+    PATIENCE, Pending, RedisServer, Reply, Request, Upstream, Weir, client, eventually, lane,
+};
 
 /// Returns a configuration of 1000 requests and 10 000 tokens an hour, counted as `cost` says.
 fn config(store: &str, cost: &str, url: &str) -> String {
+    limited(store, ["1000/1h]", "10000/1h]"], cost, url)
+}
+
+/// Returns the same with other limits, and what follows each.
+fn limited(store: &str, [requests, tokens]: [&str; 2], cost: &str, url: &str) -> String {
     format!(
-        "store: {store}\nlimiters:\n  requests: {{limits: [1000/1h], group: ai}}\n  tokens: {{limits: [10000/1h], group: ai}}\nroutes:\n  \
+        "store: {store}\nlimiters:\n  requests: {{group: ai, limits: [{requests}}}\n  tokens: {{group: ai, limits: [{tokens}}}\nroutes:\n  \
          - name: all\n    match: {{}}\n    upstream: {url}\n    limiters: [requests, {{name: tokens, cost: {cost}}}]\n"
     )
 }
 
 fn asking(max_tokens: u32) -> Request {
+    asking_at("/v1/chat/completions", max_tokens)
+}
+
+fn asking_at(path: &str, max_tokens: u32) -> Request {
     let body =
         format!("{{\"messages\": [{{\"content\": \"{}\"}}], \"max_tokens\": {max_tokens}}}", "x".repeat(293));
-    Request::post("/v1/chat/completions", body.as_bytes()).header("content-type", "application/json")
+    Request::post(path, body.as_bytes()).header("content-type", "application/json")
 }
 
 fn telling(status: u16, usage: &str) -> Reply {
@@ -76,4 +90,92 @@ async fn a_preset_counts_as_its_provider_does() {
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn an_output_is_learnt_from_earlier_responses() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let cost = "{estimate: {input: {of: messages}, output: {first_of: max_tokens}, learn: p95}, \
+        settle: {input: usage.prompt_tokens, output: usage.completion_tokens, refund: true}}";
+    let weir = Weir::start(&config("memory", cost, &upstream.url())).await;
+    let mut left = 10_000;
+    for (requests, reply, used) in [
+        (99, telling(200, r#"{"prompt_tokens": 10, "completion_tokens": 20}"#), 30),
+        // It stays at its estimate: 100 for 300 bytes, and all that it may say.
+        (1, telling(200, "null"), 1100),
+        (1, telling(200, r#"{"prompt_tokens": 10, "completion_tokens": 20}"#), 30),
+        // A hundred are known.
+        (1, telling(200, "null"), 120),
+    ] {
+        upstream.reply("/v1/chat/completions", reply);
+        for _ in 0..requests {
+            client::send(&weir.url("/v1/chat/completions"), asking(1000)).await.unwrap();
+        }
+        left -= requests * used;
+        eventually(&format!("{left} are left"), PATIENCE, async || weir.available("tokens").await == [left])
+            .await;
+    }
+    let ratios = weir.metrics().await;
+    let counted = ratios.sum("weir_limiter_estimate_ratio_count", &[("limiter", "tokens")]);
+    assert_eq!((counted, ratios.samples_of("weir_limiter_estimate_ratio_count").len()), (100.0, 1));
+}
+
+#[tokio::test]
+async fn requests_are_refused_by_what_others_turned_out_to_cost() {
+    let _lane = lane::shared().await;
+    let (upstream, redis) = (Upstream::start(), RedisServer::start().await);
+    let cost = "{estimate: {input: {of: messages}}, settle: {input: usage.prompt_tokens, refund: true}}";
+    let limits = "1000/2s], queue: {timeout: 3s, max_waiting: 100}";
+    let weir = Weir::start(&limited(&redis.store(), [limits, limits], cost, &upstream.url())).await;
+    upstream.reply("/v1/chat/completions", telling(200, r#"{"prompt_tokens": 10}"#));
+    let send = || Pending::send(&weir.url("/v1/chat/completions"), asking(0));
+    for _ in 0..50 {
+        client::answers(vec![send()]).await;
+    }
+    // They take 6000 at first, of which ten at once and twenty within the wait would fit, and use a tenth of it.
+    for answer in client::answers((0..60).map(|_| send()).collect()).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+}
+
+#[tokio::test]
+async fn replicas_keep_together_what_a_provider_counts() {
+    const TOKENS: u64 = 20_000;
+    const WINDOW: Duration = Duration::from_secs(2);
+    lane::calm(async || {
+        let (upstream, redis) = (Upstream::start(), RedisServer::start().await);
+        let outputs = [100, 200, 400, 800];
+        for output in outputs {
+            let usage = format!(r#"{{"prompt_tokens": 60, "completion_tokens": {output}}}"#);
+            upstream.reply(&format!("/{output}"), telling(200, &usage));
+        }
+        let cost = "{estimate: {input: {of: messages}, output: {first_of: max_tokens}}, \
+            settle: {input: usage.prompt_tokens, output: usage.completion_tokens, refund: true}}";
+        let queue = "queue: {timeout: 60s, max_waiting: 1000}";
+        let limits = ["100".into(), TOKENS.to_string()].map(|limit| format!("{limit}/2s], {queue}"));
+        let limits = [&*limits[0], &limits[1]];
+        let fleet = Weir::fleet(3, &limited(&redis.store(), limits, cost, &upstream.url())).await;
+        let send = |place: usize| {
+            let output = outputs[place % outputs.len()];
+            Pending::send(&fleet[place % 3].url(""), asking_at(&format!("/{output}"), 1000))
+        };
+        for answer in client::answers((0..160).map(send).collect()).await {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+        let seen = upstream.seen();
+        let used = |seen: &Seen| 60 + seen.target.trim_start_matches('/').parse::<u64>().unwrap_or_default();
+        let within = |from: Instant, span: Duration| -> u64 {
+            seen.iter().filter(|one| (from..from + span).contains(&one.at)).map(used).sum()
+        };
+        for one in &seen {
+            let sent = within(one.at, WINDOW);
+            assert!(sent <= TOKENS, "{sent} tokens within {WINDOW:?}");
+        }
+        // Until demand ends: what was given back went to those that waited.
+        let began = seen[0].at;
+        let sent = within(began, 2 * WINDOW);
+        assert!(sent >= 2 * TOKENS * 7 / 10, "{sent} of {} tokens used", 2 * TOKENS);
+    })
+    .await;
 }

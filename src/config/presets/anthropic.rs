@@ -2,10 +2,11 @@
 //!
 //! By "Rate limits", <https://docs.claude.com/en/api/rate-limits>, as others quoted it in November 2026: input counts `input_tokens` and
 //! `cache_creation_input_tokens`; what is read from a cache does not count, but for some older models. Output is counted as it is made, and
-//! `max_tokens` does not count. `max_tokens` is the estimate all the same, because no answer is longer; the rest is given back.
+//! `max_tokens` does not count. `max_tokens` is the estimate all the same until the output is learnt, because no answer is longer; the rest is
+//! given back.
 
 use super::preset::{NONE, Preset};
-use crate::config::costs::Combine;
+use crate::config::costs::{Combine, Learn};
 
 /// The input of a minute.
 pub(super) const INPUT: Preset = Preset {
@@ -25,5 +26,6 @@ pub(super) const OUTPUT: Preset = Preset {
     combine: Combine::Output,
     output: &["usage.output_tokens", "message.usage.output_tokens"],
     refund: true,
+    learn: Learn::P95,
     ..NONE
 };

@@ -1,6 +1,6 @@
 //! A preset.
 
-use crate::config::costs::{Combine, Weights};
+use crate::config::costs::{Combine, Learn, Weights};
 
 /// How a provider counts the tokens of a request.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +27,8 @@ pub(in crate::config) struct Preset {
     pub(in crate::config) weights: Weights,
     /// True if the provider counts what was used.
     pub(in crate::config) refund: bool,
+    /// The way in which the output is learnt.
+    pub(in crate::config) learn: Learn,
 }
 
 /// Every token counts once, but for those of a cache that are free.
@@ -45,4 +47,5 @@ pub(super) const NONE: Preset = Preset {
     cached: &[],
     weights: PLAIN,
     refund: false,
+    learn: Learn::Off,
 };

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 
 use super::forms::{LongForm, ShortForm};
 use super::paths::Paths;
-use crate::config::model::Combine;
+use crate::config::model::{Combine, Learn};
 
 /// A number of permits.
 #[derive(Debug, Clone, Copy, serde::Deserialize, JsonSchema)]
@@ -117,6 +117,10 @@ pub(crate) struct Estimate {
     /// The largest estimate, 1 to 1000000000: a larger one is cut to it. The most that the limiter can grant at once if absent.
     #[schemars(range(min = 1, max = 1_000_000_000), extend("examples" = [100_000]))]
     pub(crate) max: Option<i64>,
+    /// `p95`: the output is no more than the 95th percentile of the partition's last 200 answers, once this replica knows 100; for providers
+    /// that count what was used. `off` if absent.
+    #[schemars(extend("examples" = ["p95"]))]
+    pub(crate) learn: Option<Learn>,
 }
 
 /// The estimate of what goes in.

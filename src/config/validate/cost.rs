@@ -7,7 +7,7 @@ use super::headers::{is_own, named_header};
 use super::json::{json_path, json_paths};
 use super::limiter::Keyed;
 use super::place::{At, Given, all, key};
-use crate::config::model::{Combine, Cost, Estimate, JsonPath, Settle, Usage, Weights};
+use crate::config::model::{Combine, Cost, Estimate, JsonPath, Learn, Settle, Usage, Weights};
 use crate::config::presets::PRESETS;
 use crate::config::presets::preset::Preset;
 use crate::config::problem::quoted;
@@ -211,6 +211,14 @@ fn estimate(
     if !can_be_granted(check, max, limiters, &key!(estimate.max).at) {
         return None;
     }
+    let learn = estimate.value.learn.or(preset.map(|preset| preset.learn)).unwrap_or_default();
+    let settled = cost.value.settle.as_ref();
+    let is_told = settled.and_then(|settle| settle.output.as_ref()).is_some()
+        || preset.is_some_and(|preset| !preset.output.is_empty());
+    if learn == Learn::P95 && !is_told {
+        check.problem_of_key(&key!(estimate.learn).at, "needs `settle.output`, which tells what came out");
+        return None;
+    }
     Some(Cost::Estimate(Arc::new(Estimate {
         bytes_per_permit: bytes_per_permit?,
         of: of?,
@@ -220,6 +228,7 @@ fn estimate(
         times_first_of: times_first_of?,
         combine: estimate.value.combine.or(preset.map(|preset| preset.combine)).unwrap_or_default(),
         max,
+        learn,
     })))
 }
 

@@ -104,10 +104,12 @@ impl Plan {
         let wait_max = patience.as_ref().map(|patience| patience.wait(answer_time));
         let body = body.up_to(route.rule.body_bytes_max);
         let facts = Facts { headers: read, uri, host, address, client: caller.name.as_deref(), body };
-        let costs = request_head::costs(read, body, &route.rule)?;
-        let demand = Demand { costs, wait_max, flow: facts.flow(&route.rule.flow)? };
         notes.keys(facts, &route.rule);
         let partitions = facts.partitions(&route.rule.limiters)?;
+        let partition = |place: usize| partitions.get(place).copied().flatten();
+        let learned = |place| route.learned_outputs.percentile_95(place, partition(place));
+        let costs = request_head::costs(read, body, &route.rule, learned)?;
+        let demand = Demand { costs, wait_max, flow: facts.flow(&route.rule.flow)? };
         // HTTP/2 cannot switch protocols, so the request goes on without the wish, as RFC 9110 (7.8) allows.
         let upgrade = upgrade.filter(|_| route.rule.upstream.http2 != Http2::PriorKnowledge);
         let (route, token_in_authorization) = (Arc::clone(route), caller.token_in_authorization);

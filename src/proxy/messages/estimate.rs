@@ -6,11 +6,12 @@ use crate::config::units;
 use crate::limiter::model::Permits;
 use crate::proxy::error::ProxyError;
 
-/// Returns the estimate of a request with this body. One without a body costs one permit.
+/// Returns the estimate of a request with this body. One without a body costs one permit. `learned` is the output that most responses did
+/// not exceed, if that is known.
 ///
 /// # Errors
 /// If a number can be read in more than one way.
-pub(crate) fn estimate(body: Body<'_>, rule: &Estimate) -> Result<Permits, ProxyError> {
+pub(crate) fn estimate(body: Body<'_>, rule: &Estimate, learned: Option<u64>) -> Result<Permits, ProxyError> {
     let input = match body.content() {
         Content::Nothing | Content::Unread => return Ok(Permits::ONE),
         Content::Length(bytes) => of_bytes(bytes, rule),
@@ -21,7 +22,8 @@ pub(crate) fn estimate(body: Body<'_>, rule: &Estimate) -> Result<Permits, Proxy
         output => output.unwrap_or(rule.otherwise.into()),
     };
     let times = first(body, &rule.times_first_of)?.unwrap_or(1).max(1);
-    let all = rule.combine.of(input, output.saturating_mul(times));
+    let output = output.saturating_mul(times).min(learned.unwrap_or(u64::MAX));
+    let all = rule.combine.of(input, output);
     Ok(Permits::new(all.clamp(1, rule.max.get())).unwrap_or(rule.max))
 }
 
@@ -55,7 +57,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::config::model::Combine;
+    use crate::config::model::{Combine, Learn};
     use crate::proxy::messages::body_facts::{BodyFacts, BodyPaths};
 
     fn rule(combine: Combine, max: u64) -> Estimate {
@@ -69,6 +71,7 @@ mod tests {
             times_first_of: paths(&["n"]),
             combine,
             max: Permits::new(max).unwrap(),
+            learn: Learn::Off,
         }
     }
 
@@ -77,7 +80,7 @@ mod tests {
         rule.values().for_each(|path| paths.add_value(path));
         paths.add_texts(&rule.of);
         let facts = BodyFacts::of(body.as_bytes(), "", 1_000_000, &Arc::new(paths));
-        estimate(facts.up_to(1_000_000), rule).unwrap().get()
+        estimate(facts.up_to(1_000_000), rule, None).unwrap().get()
     }
 
     #[test]
@@ -95,8 +98,27 @@ mod tests {
         ] {
             assert_eq!(estimated(&body, &rule), expected, "{body}");
         }
-        assert_eq!(estimate(BodyFacts::nothing().up_to(10), &rule).unwrap(), Permits::ONE);
-        assert_eq!(estimate(BodyFacts::unlooked(30_000).up_to(10), &rule).unwrap().get(), 10_500);
+        assert_eq!(estimate(BodyFacts::nothing().up_to(10), &rule, None).unwrap(), Permits::ONE);
+        assert_eq!(estimate(BodyFacts::unlooked(30_000).up_to(10), &rule, None).unwrap().get(), 10_500);
+    }
+
+    #[test]
+    fn an_output_is_no_more_than_what_was_learnt() {
+        let (rule, learned) = (rule(Combine::Output, 100_000), |body: &str, learned| {
+            let mut paths = BodyPaths::default();
+            ["max_tokens", "n"].iter().for_each(|path| paths.add_value(&JsonPath::parse(path).unwrap()));
+            paths.add_texts(&[]);
+            let facts = BodyFacts::of(body.as_bytes(), "", 1_000_000, &Arc::new(paths));
+            (facts, learned)
+        });
+        for (body, known, expected) in [
+            (r#"{"max_tokens": 4000}"#, Some(300), 300),
+            (r#"{"max_tokens": 40, "n": 2}"#, Some(300), 80),
+            (r#"{"max_tokens": 4000}"#, None, 4000),
+        ] {
+            let (facts, known) = learned(body, known);
+            assert_eq!(estimate(facts.up_to(1_000_000), &rule, known).unwrap().get(), expected, "{body}");
+        }
     }
 
     #[test]

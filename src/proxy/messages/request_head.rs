@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 use super::body_facts::Body;
 use super::end_to_end::{EndToEnd, contradicts_length, elements};
 use super::header_flags::HeaderFlags;
-use crate::config::model::{Cost, Route};
+use crate::config::model::{Cost, Learn, Route};
 use crate::config::units;
 use crate::limiter::model::{Costs, Permits};
 use crate::proxy::error::ProxyError;
@@ -129,21 +129,36 @@ fn normalize_host(authority_host: &str) -> Cow<'_, str> {
     Cow::Borrowed(host)
 }
 
-/// Returns what a request takes of each of a route's limiters, in their order.
-pub(crate) fn costs(headers: &EndToEnd<'_>, body: Body<'_>, rule: &Route) -> Result<Costs, ProxyError> {
+/// Returns what a request takes of each of a route's limiters, in their order. `learned` tells the output that most responses did not
+/// exceed, by the place of the limiter.
+pub(crate) fn costs(
+    headers: &EndToEnd<'_>,
+    body: Body<'_>,
+    rule: &Route,
+    learned: impl Fn(usize) -> Option<u64>,
+) -> Result<Costs, ProxyError> {
+    let cost = |place: usize, rule: &Cost| cost(headers, body, rule, || learned(place));
     if rule.charges.is_empty() {
-        return Ok(cost(headers, body, &rule.cost)?.into());
+        return Ok(cost(0, &rule.cost)?.into());
     }
-    let costs = rule.charges.iter().map(|charge| cost(headers, body, &charge.cost).map(Permits::get));
+    let charges = rule.charges.iter().enumerate();
+    let costs = charges.map(|(place, charge)| cost(place, &charge.cost).map(Permits::get));
     let costs = costs.collect::<Result<Vec<_>, _>>()?;
     Ok(Costs::each(costs).unwrap_or(Permits::ONE.into()))
 }
 
 /// Returns the cost of a request by a rule.
-pub(crate) fn cost(headers: &EndToEnd<'_>, body: Body<'_>, rule: &Cost) -> Result<Permits, ProxyError> {
+pub(crate) fn cost(
+    headers: &EndToEnd<'_>,
+    body: Body<'_>,
+    rule: &Cost,
+    learned: impl FnOnce() -> Option<u64>,
+) -> Result<Permits, ProxyError> {
     let (named, name, default, max): (_, &dyn Display, _, _) = match rule {
         Cost::Fixed(cost) => return Ok(*cost),
-        Cost::Estimate(rule) => return estimate(body, rule),
+        Cost::Estimate(rule) => {
+            return estimate(body, rule, (rule.learn == Learn::P95).then(learned).flatten());
+        }
         Cost::Header { name, default, max } => (headers.one(name)?, name, *default, *max),
         Cost::Json { path, default, max } => {
             (body.useful(path)?.map(|value| Cow::Borrowed(value.as_bytes())), path, *default, *max)

@@ -6,6 +6,7 @@ pub(crate) mod breaker;
 mod breaker_core;
 pub(crate) mod caller;
 pub(crate) mod callers;
+pub(crate) mod learned_outputs;
 pub(crate) mod links;
 mod loose;
 pub(crate) mod partition;

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::breaker::Breaker;
 use super::callers::Callers;
+use super::learned_outputs::LearnedOutputs;
 use super::retry_budget::RetryBudget;
 use super::router::{Index, Mismatch, Target, mismatch};
 use crate::config::model::{Clients, Config, Cost, KeyPart, Route as Rule, Server};
@@ -35,6 +36,8 @@ pub(crate) struct Route {
     pub(crate) limiter_set: Option<LimiterSet>,
     /// The latest times in which the upstream answered the route's requests.
     pub(crate) answer_times: Arc<AnswerTimes>,
+    /// The outputs of its latest responses, where they are learnt from.
+    pub(crate) learned_outputs: Arc<LearnedOutputs>,
     /// The breaker, if one is configured.
     pub(crate) breaker: Option<Arc<Breaker>>,
     /// The retries that are left.
