@@ -71,9 +71,11 @@ for index = 1, books do
   end
 end
 -- Behind the beginning of an epoch all replicas have so long to name the requests that wait, of which the oldest go first.
-local GATHERING = 60000
 local opens = epoch.opens
-if #epoch.members > Epoch.SIZE then opens = opens + GATHERING end
+do
+  local GATHERING = 60000
+  if #epoch.members > Epoch.SIZE then opens = opens + GATHERING end
+end
 local is_closed = now < opens or is_moving
 
 local line = Line.load(line_key, stored[books + 1], epoch.id, replica)
@@ -171,11 +173,14 @@ end
 
 -- How long a replica may be late with its call before it is passed over. It costs a replica that lives its turn, until it calls, and one
 -- that has died what the line deals to it meanwhile.
-local GRACE_MIN = 100000
-local grace = min(max(GRACE_MIN, floor(ahead / 2)), lease)
+local grace
+do
+  local GRACE_MIN = 100000
+  grace = min(max(GRACE_MIN, floor(ahead / 2)), lease)
+end
 
 -- The earliest instant at which there is room for who is next, and the limiter and rule that it waits for; nil if nobody was turned away.
-local next_at, next_limiter, next_limit
+local next_at, next_violated
 
 if not is_closed and not is_repeated and line.flows[1] then
   -- A turn takes that part of what the limits grant within the time that slots are dealt ahead, one permit at least: a call takes some
@@ -310,7 +315,7 @@ if not is_closed and not is_repeated and line.flows[1] then
       Line.take(line, flow, head, most - left)
     end
     if far then
-      if not next_at or far < next_at then next_at, next_limiter, next_limit = far, far_limiter, far_limit end
+      if not next_at or far < next_at then next_at, next_violated = far, far_limiter and { far_limiter, far_limit } end
       if not ceiling then break end
       is_full[ceiling] = true
       for place = 1, size do heads[place] = head_of(flows[place]) end
@@ -378,7 +383,7 @@ if not is_repeated and #wants > 0 then
     local own = {}
     for book = 1, books do own[book] = Search.copy(searches[book]) end
     local at, _, limiter, limit = earliest(own, at_once)
-    if at == next_at then limiter, limit = next_limiter or limiter, next_limit or limit end
+    if at == next_at and next_violated then limiter, limit = unpack(next_violated) end
     local more = 0
     for book = 1, books do
       if costs[book] > 0 and ahead_of[book] > at_once[book] then
