@@ -1486,6 +1486,19 @@ fn what_reads_bodies_must_be_able_to() {
             "    cost: {default: 1, settle: {refund: true}}\n",
             "routes[0].cost.settle: needs `input` or `output`",
         ),
+        (
+            "{}",
+            "host",
+            "    cost: {estimate: {max: 3, learn: p95}, settle: {input: a.b, refund: true}}\n",
+            "routes[0].cost.estimate.learn: needs `settle` with `output` and `refund: true`",
+        ),
+        (
+            "{}",
+            "host",
+            "    cost: {tokens: openai, estimate: {learn: p95}}\n",
+            "routes[0].cost.estimate.learn: needs `settle` with `output` and `refund: true`",
+        ),
+        ("{}", "host", "    cost: {tokens: openai, estimate: {learn: p95}, settle: {refund: true}}\n", ""),
         ("{}", "host", "    body: {max: 17MiB}\n", "routes[0].body.max: must be from 0B to 16MiB"),
         (
             "{}",

@@ -88,7 +88,11 @@ impl Builder {
         let limiter_set = limiter_set
             .map_err(|source| ProxyBuildError::Limiters { route: Arc::clone(&rule.name), source })?;
         let answer_times = known.map(|known| Arc::clone(&known.answer_times)).unwrap_or_default();
-        let learned_outputs = known.map(|known| Arc::clone(&known.learned_outputs)).unwrap_or_default();
+        // They are known by the place of a limiter and by its partitions.
+        let learns_alike = |known: &&Arc<Route>| {
+            known.rule.limiters == rule.limiters && known.rule.settles().eq(rule.settles())
+        };
+        let learned_outputs = known.filter(learns_alike).map(|known| Arc::clone(&known.learned_outputs));
         let breaker = rule.breaker.map(|breaker| {
             let known = known.and_then(|known| known.breaker.as_ref()).filter(|known| known.has(breaker));
             known.map_or_else(|| Arc::new(Breaker::new(&rule.name, breaker)), Arc::clone)
@@ -102,7 +106,7 @@ impl Builder {
             upstream,
             limiter_set,
             answer_times,
-            learned_outputs,
+            learned_outputs: learned_outputs.unwrap_or_default(),
             breaker,
             retry_budget,
             no_trailers,

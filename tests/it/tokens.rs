@@ -116,6 +116,15 @@ async fn an_output_is_learnt_from_earlier_responses() {
         eventually(&format!("{left} are left"), PATIENCE, async || weir.available("tokens").await == [left])
             .await;
     }
+    // Other limiters at the same places know nothing.
+    let swapped = format!("limiters: [{{name: tokens, cost: {cost}}}, requests]");
+    let config = config("memory", cost, &upstream.url());
+    weir.reload(&config.replace(&format!("limiters: [requests, {{name: tokens, cost: {cost}}}]"), &swapped))
+        .await;
+    client::send(&weir.url("/v1/chat/completions"), asking(1000)).await.unwrap();
+    left -= 1100;
+    eventually(&format!("{left} are left"), PATIENCE, async || weir.available("tokens").await == [left])
+        .await;
     let ratios = weir.metrics().await;
     let counted = ratios.sum("weir_limiter_estimate_ratio_count", &[("limiter", "tokens")]);
     assert_eq!((counted, ratios.samples_of("weir_limiter_estimate_ratio_count").len()), (100.0, 1));

@@ -114,7 +114,7 @@ struct Arguments {
     #[arg(long, default_value_t = 3000)]
     waiting: u64,
     /// How many different costs the requests of the crowd have.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     costs: u64,
     /// Lets the store stand still for a second while requests of so many partitions wait, and prints how much is used when it is back.
     #[arg(long, value_name = "PARTITIONS")]

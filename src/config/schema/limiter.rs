@@ -107,7 +107,7 @@ pub(crate) struct Queue {
     /// `[weir-timeout, x-stainless-timeout, x-stainless-read-timeout, x-server-timeout, grpc-timeout]`.
     #[schemars(extend("maxItems" = 16, "examples" = [["weir-timeout", "x-request-timeout"], []]))]
     pub(crate) patience: Option<Vec<String>>,
-    /// What is left of that time for the upstream: a share of it, a time up to 1d, or `auto`: what nine of ten of the upstream's last 100
+    /// The part of that time that is left for the upstream: a share of it, a time up to 1d, or `auto`: what nine of ten of the upstream's last 100
     /// responses took to their head, and half of the time at most. Default `auto`.
     #[schemars(extend("examples" = ["20%", "500ms"]))]
     pub(crate) leave: Option<Text<Leave>>,

@@ -212,11 +212,16 @@ fn estimate(
         return None;
     }
     let learn = estimate.value.learn.or(preset.map(|preset| preset.learn)).unwrap_or_default();
-    let settled = cost.value.settle.as_ref();
-    let is_told = settled.and_then(|settle| settle.output.as_ref()).is_some()
+    let settle = cost.value.settle.as_ref();
+    let is_told = settle.is_some_and(|settle| settle.output.is_some())
         || preset.is_some_and(|preset| !preset.output.is_empty());
-    if learn == Learn::P95 && !is_told {
-        check.problem_of_key(&key!(estimate.learn).at, "needs `settle.output`, which tells what came out");
+    let is_refunded =
+        settle.and_then(|settle| settle.refund).or(preset.map(|preset| preset.refund)).unwrap_or_default();
+    if learn == Learn::P95 && !(is_told && is_refunded) {
+        check.problem_of_key(
+            &key!(estimate.learn).at,
+            "needs `settle` with `output` and `refund: true`: it is for providers that count what was used",
+        );
         return None;
     }
     Some(Cost::Estimate(Arc::new(Estimate {

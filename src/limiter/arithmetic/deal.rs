@@ -123,7 +123,7 @@ fn give_back(
 
 /// Takes back the caller's slots that lie ready and that a change of the limits has voided: their requests have no slot then.
 ///
-/// Whether their replicas have heard of them only these know: who has not said so when it calls has not. The others give theirs back
+/// Only their replicas know whether they have heard of them: one that has not said so when it calls has not. The others give theirs back
 /// themselves. A change that was missed moved nothing before `first_moved`.
 fn drop_void(states: States<'_, '_>, line: &mut Line, replica: u64, first_moved: Micros) {
     let known = std::mem::take(&mut line.generations);

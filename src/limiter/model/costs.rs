@@ -69,7 +69,7 @@ pub struct TrueCost {
 
 impl TrueCost {
     /// Returns the permits that stay charged of a request that has taken so many.
-    pub fn from(self, taken: u64) -> u64 {
+    pub fn charged(self, taken: u64) -> u64 {
         if self.is_refunded { self.permits } else { self.permits.max(taken) }
     }
 }

@@ -1,4 +1,5 @@
-//! What requests of a queue turn out to cost, of what they take: estimates are often too high, and those that are given back make room.
+//! The part of their costs that requests of a queue turn out to use: estimates are often too high, and what is given back makes room. Knows no
+//! response.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -56,7 +56,7 @@ pub(in crate::limiter) struct Queue {
     is_paused: AtomicBool,
     /// The permits that are left, as the store last said.
     pub(in crate::limiter) left: LastLeft,
-    /// What requests turn out to cost.
+    /// The part of their costs that requests turn out to use.
     pub(in crate::limiter) expected_costs: ExpectedCosts,
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Costs, Flow, Refusal, TrueCost};
+use crate::limiter::model::{Costs, Flow, Refusal};
 use crate::limiter::queue::quota_left::QuotaLeft;
 use crate::limiter::queue::request::{Holder, LATE_MAX, RequestId, Unusable};
 use crate::limiter::queue::shadow::Shadows;
@@ -370,19 +370,11 @@ impl Receipt {
         self.costs.of(self.queue.limiters())
     }
 
-    /// Returns the reports of the request's true cost at each limiter of its queue, as far as it is known: more is charged, less is given
-    /// back where it may be.
-    pub(in crate::limiter) fn settled(&self, used: &[Option<TrueCost>]) -> Vec<PermitReport> {
-        let taken: Vec<u64> = self.taken().collect();
-        let used: Vec<u64> = taken
-            .iter()
-            .zip(used)
-            .map(|(taken, used)| used.map_or(*taken, |used| used.from(*taken)))
-            .collect();
-        self.queue.settle(&taken, &used);
-        let pairs = || taken.iter().zip(&used);
-        let more = Costs::each_or_same(pairs().map(|(taken, used)| used.saturating_sub(*taken)));
-        let less = Costs::each_or_same(pairs().map(|(taken, used)| taken.saturating_sub(*used)));
+    /// Returns the reports of what stays charged at each limiter of its queue: more than was taken is charged, less is given back.
+    pub(in crate::limiter) fn settled(&self, charged: &[u64]) -> Vec<PermitReport> {
+        let pairs = || self.taken().zip(charged);
+        let more = Costs::each_or_same(pairs().map(|(taken, charged)| charged.saturating_sub(taken)));
+        let less = Costs::each_or_same(pairs().map(|(taken, charged)| taken.saturating_sub(*charged)));
         let charge = more.map(|more| PermitReport::Signal(PendingReport::charge(&more)));
         let refund = less
             .map(|costs| PermitReport::Refund(Returned::Refund { slot: self.slot, costs, flow: self.flow }));

@@ -194,7 +194,7 @@ fn tell_moves(
     session.on(SessionEvent::Told { sent, epoch: answer.epoch, is_complete }, session.moment());
 }
 
-/// Says farewell to the store. What this replica was granted matters still.
+/// Says farewell to the store. The permits that this replica was granted matter still.
 pub(in crate::limiter) async fn leave(session: &StoreSession, fallback: &Fallback) {
     let matters_for = session.ledger().expires().unwrap_or_default() - session.now();
     let farewell =

@@ -144,12 +144,17 @@ impl LimiterSet {
         if used.len() != receipt.queue.limiters() {
             return;
         }
-        for ((active, _), (taken, used)) in enforced().zip(receipt.taken().zip(&used)) {
-            if let Some(used) = used.filter(|used| used.permits > 0 && taken > 0) {
-                active.metrics().estimate_ratio(used.permits as f64 / taken as f64);
+        let taken: Vec<u64> = receipt.taken().collect();
+        for ((active, _), (taken, used)) in enforced().zip(taken.iter().zip(&used)) {
+            if let Some(used) = used.filter(|used| used.permits > 0 && *taken > 0) {
+                active.metrics().estimate_ratio(used.permits as f64 / *taken as f64);
             }
         }
-        for report in receipt.settled(&used) {
+        let charged =
+            taken.iter().zip(used).map(|(taken, used)| used.map_or(*taken, |it| it.charged(*taken)));
+        let charged: Vec<u64> = charged.collect();
+        receipt.queue.settle(&taken, &charged);
+        for report in receipt.settled(&charged) {
             self.tell(partitions, receipt, report);
         }
     }

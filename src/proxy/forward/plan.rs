@@ -87,7 +87,7 @@ impl Plan {
         let (uri, headers) = (request.uri(), request.headers());
         let host = &*request_head::host(authority.as_ref());
         let upgrade = request_head::upgrade(request, flags);
-        // What selects a route, a partition or a cost is what the client sends to the upstream, before the route changes any of it.
+        // A route, a partition and a cost are selected by what the client sends to the upstream, before the route changes any of it.
         let read = &EndToEnd::new(headers, flags, upgrade.is_some());
         let target = Target { host, path: uri.path(), method: request.method(), headers: read, body };
         notes.target(target);

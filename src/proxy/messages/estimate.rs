@@ -75,12 +75,12 @@ mod tests {
         }
     }
 
-    fn estimated(body: &str, rule: &Estimate) -> u64 {
+    fn estimated(body: &str, rule: &Estimate, learned: Option<u64>) -> u64 {
         let mut paths = BodyPaths::default();
         rule.values().for_each(|path| paths.add_value(path));
         paths.add_texts(&rule.of);
         let facts = BodyFacts::of(body.as_bytes(), "", 1_000_000, &Arc::new(paths));
-        estimate(facts.up_to(1_000_000), rule, None).unwrap().get()
+        estimate(facts.up_to(1_000_000), rule, learned).unwrap().get()
     }
 
     #[test]
@@ -96,7 +96,7 @@ mod tests {
             (format!("{{{text}"), 601),
             (format!(r#"{{"prompts": "{text}"}}"#), 605),
         ] {
-            assert_eq!(estimated(&body, &rule), expected, "{body}");
+            assert_eq!(estimated(&body, &rule, None), expected, "{body}");
         }
         assert_eq!(estimate(BodyFacts::nothing().up_to(10), &rule, None).unwrap(), Permits::ONE);
         assert_eq!(estimate(BodyFacts::unlooked(30_000).up_to(10), &rule, None).unwrap().get(), 10_500);
@@ -104,20 +104,13 @@ mod tests {
 
     #[test]
     fn an_output_is_no_more_than_what_was_learnt() {
-        let (rule, learned) = (rule(Combine::Output, 100_000), |body: &str, learned| {
-            let mut paths = BodyPaths::default();
-            ["max_tokens", "n"].iter().for_each(|path| paths.add_value(&JsonPath::parse(path).unwrap()));
-            paths.add_texts(&[]);
-            let facts = BodyFacts::of(body.as_bytes(), "", 1_000_000, &Arc::new(paths));
-            (facts, learned)
-        });
-        for (body, known, expected) in [
+        let rule = rule(Combine::Output, 100_000);
+        for (body, learned, expected) in [
             (r#"{"max_tokens": 4000}"#, Some(300), 300),
             (r#"{"max_tokens": 40, "n": 2}"#, Some(300), 80),
             (r#"{"max_tokens": 4000}"#, None, 4000),
         ] {
-            let (facts, known) = learned(body, known);
-            assert_eq!(estimate(facts.up_to(1_000_000), &rule, known).unwrap().get(), expected, "{body}");
+            assert_eq!(estimated(body, &rule, learned), expected, "{body}");
         }
     }
 
@@ -130,9 +123,9 @@ mod tests {
             (Combine::Output, 1000, 200),
             (Combine::Sum, 250, 250),
         ] {
-            assert_eq!(estimated(&body, &rule(combine, max)), expected);
+            assert_eq!(estimated(&body, &rule(combine, max), None), expected);
         }
         let lie = r#"{"messages": "x", "max_tokens": 18446744073709551615, "n": 1000}"#;
-        assert_eq!(estimated(lie, &rule(Combine::Sum, 1000)), 1000);
+        assert_eq!(estimated(lie, &rule(Combine::Sum, 1000), None), 1000);
     }
 }

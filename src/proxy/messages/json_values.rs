@@ -1,7 +1,7 @@
 //! Reads the values at some paths of a whole JSON document, in one pass and without a tree of it.
 //!
-//! Parsers differ in which of two members of one name counts, and some heed no case. What may be read in more than one way is told apart
-//! from what is missing. Unlike [`super::json`], a document that is broken anywhere has no values.
+//! Parsers differ in which of two members of one name counts, and some heed no case. A value that may be read in more than one way is
+//! told apart from one that is missing. Unlike [`super::json`], a document that is broken anywhere has no values.
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 

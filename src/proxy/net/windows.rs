@@ -1,6 +1,6 @@
 //! Narrow windows for the streams of HTTP/2 whose requests wait, and wide ones for those whose bodies are read.
 //!
-//! h2 grants all streams the same window, and an upload is only fast within a wide one. What arrives lies in memory, also while the
+//! h2 grants all streams the same window, and an upload is only fast within a wide one. Bytes that arrive lie in memory, also while the
 //! request waits for its turn. So the client is told less than h2 grants: its streams begin narrow, and the rest of the window follows
 //! when somebody waits for more of the body. h2 never gets more than it has granted.
 //!

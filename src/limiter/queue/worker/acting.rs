@@ -22,13 +22,7 @@ impl Worker {
         let mut actions = std::mem::take(&mut self.actions);
         for action in actions.drain(..) {
             match action {
-                Action::Book(mut call) => {
-                    if let Some(line) = &mut call.line {
-                        let limiters = self.queue.limiters();
-                        line.expected = self.queue.expected_costs.parts(limiters, line.ceilings);
-                    }
-                    self.book(*call, around);
-                }
+                Action::Book(call) => self.book(*call, around),
                 Action::BookLocally(call) => self.book_locally(*call),
                 Action::BeginOutage => self.begin_outage(),
                 Action::Abandon => self.calling.abandon(),

@@ -47,7 +47,10 @@ fn is_vain(session: &StoreSession, outage: u64) -> bool {
 
 impl Worker {
     /// Makes a call to the store. Offline grants, and pauses that it does not know, are reported before.
-    pub(super) fn book(&mut self, call: Call, around: &Around) {
+    pub(super) fn book(&mut self, mut call: Call, around: &Around) {
+        if let Some(line) = &mut call.line {
+            line.expected = self.queue.expected_costs.parts(self.queue.instances.len(), line.ceilings);
+        }
         let call = Arc::new(Call {
             replica: self.fallback.replica,
             epoch: self.session.epoch_least(),

@@ -13,14 +13,19 @@ use crate::config::model::Usage;
 
 const MAX: u64 = 1_000_000_000;
 
-/// Returns the largest number in a body that comes in these pieces.
-fn largest<'a>(kind: &str, paths: &[&str], pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<u64> {
+/// Returns the numbers in a body that comes in these pieces.
+fn numbers<'a>(kind: &str, paths: &[JsonPath], pieces: impl IntoIterator<Item = &'a [u8]>) -> BodyNumbers {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_str(kind).unwrap());
-    let paths: Vec<_> = paths.iter().map(|path| JsonPath::parse(path).unwrap()).collect();
-    let mut numbers = BodyNumbers::of(&headers, &paths, MAX).expect("it is scanned");
+    let mut numbers = BodyNumbers::of(&headers, paths, MAX).expect("it is scanned");
     pieces.into_iter().for_each(|piece| numbers.see(piece));
-    numbers.largest()
+    numbers
+}
+
+/// Returns the largest of them.
+fn largest<'a>(kind: &str, paths: &[&str], pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<u64> {
+    let paths: Vec<_> = paths.iter().map(|path| JsonPath::parse(path).unwrap()).collect();
+    numbers(kind, &paths, pieces).largest()
 }
 
 /// Checks a body as a whole, cut in two at every byte, and in pieces of one byte.
@@ -95,15 +100,6 @@ fn preset(name: &str) -> Arc<Usage> {
     config.routes[0].settles().next().and_then(|settle| settle.usage.clone()).unwrap()
 }
 
-/// Returns what a preset reads in a body that comes in these pieces.
-fn cost<'a>(usage: &Usage, kind: &str, pieces: impl IntoIterator<Item = &'a [u8]>) -> Option<u64> {
-    let mut headers = HeaderMap::new();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_str(kind).unwrap());
-    let mut numbers = BodyNumbers::of(&headers, &usage.paths(), MAX).expect("it is scanned");
-    pieces.into_iter().for_each(|piece| numbers.see(piece));
-    usage.cost(numbers.each())
-}
-
 #[test]
 fn each_preset_reads_its_providers_answers_however_they_are_cut() {
     let anthropic = r#"{"content": [{"type": "text", "text": "\"usage\": {\"input_tokens\": 9000}"}], "usage":
@@ -135,14 +131,20 @@ fn each_preset_reads_its_providers_answers_however_they_are_cut() {
         ("anthropic-input", JSON, r#"{"type": "error", "error": {"type": "overloaded_error"}}"#, None),
     ] {
         let usage = preset(name);
+        let (paths, cost) = (usage.paths(), |numbers: BodyNumbers| usage.cost(numbers.each()));
         for end in ["\n", "\r\n"] {
             let body = if kind == EVENTS { body.replace('\n', end) } else { body.to_owned() };
             let body = body.as_bytes();
-            assert_eq!(cost(&usage, kind, [body]), expected, "{name}: {}", String::from_utf8_lossy(body));
-            assert_eq!(cost(&usage, kind, body.chunks(1)), expected, "{name} in single bytes");
+            assert_eq!(
+                cost(numbers(kind, &paths, [body])),
+                expected,
+                "{name}: {}",
+                String::from_utf8_lossy(body)
+            );
+            assert_eq!(cost(numbers(kind, &paths, body.chunks(1))), expected, "{name} in single bytes");
             for cut in 0..body.len() {
                 let (first, second) = body.split_at(cut);
-                assert_eq!(cost(&usage, kind, [first, second]), expected, "{name} cut at {cut}");
+                assert_eq!(cost(numbers(kind, &paths, [first, second])), expected, "{name} cut at {cut}");
             }
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! Invariants, restored after every event:
 //! - in each cost queue each request has a slot that is held or asked for, and no more slots are held than requests wait: surplus slots
-//!   are given back, surplus requests refused. What is asked for beyond that, because requests have gone, is in a call under way;
+//!   are given back, surplus requests refused. Slots asked for beyond that, because requests have gone, are in a call under way;
 //! - what the cost queues count as asked for (`wanted`) is, cost by cost, `replace` and `reschedule` of what the next calls owe, of the
 //!   call under way, and of the call to this replica's own memory. A worker that closes asks for no slot in place of another;
 //! - no slot is handed out before the store's clock has surely reached it, later than its guard (but see
