@@ -87,9 +87,11 @@ impl CostQueue {
         self.wanted > 0 || last.is_some_and(|slot| slot.is_none_or(|slot| slot.due > now))
     }
 
-    /// Returns the latest deadline: any request may get a slot that is booked now.
-    pub(in crate::limiter) fn last_deadline(&self) -> Option<Moment> {
-        self.waiters.iter().map(|waiter| waiter.holder.deadline).max()
+    /// Returns how far from now a slot may lie: any request may get one that is booked now. No further than [`Self::take_overdue`] looks,
+    /// also where a deadline has passed: a slot beyond that is free, and its request would be refused all the same.
+    pub(in crate::limiter) fn wait_left(&self, now: Moment) -> Option<Micros> {
+        let last = self.waiters.iter().map(|waiter| waiter.holder.deadline).max()?;
+        Some((last + DEADLINE_SLACK) - now)
     }
 
     fn expect_end(&mut self, ends: Moment) {

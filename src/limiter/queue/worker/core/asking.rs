@@ -257,10 +257,8 @@ impl Worker {
     /// where nobody may wait; but one whose slot came too late waits for another in any case.
     fn lead(&self, around: &Around, replace: &[(Permits, usize)], arrivals: &[Arrival]) -> Micros {
         let Around { now, latency, .. } = *around;
-        let deadline =
-            |(cost, _): &(Permits, usize)| self.cost_queues.get(cost).and_then(CostQueue::last_deadline);
-        let least = replace.iter().filter_map(deadline).min();
-        let least = least.map_or(Micros(u64::MAX), |deadline| (deadline - now) + DEADLINE_SLACK);
+        let wait_left = |(cost, _): &(Permits, usize)| self.cost_queues.get(cost)?.wait_left(now);
+        let least = replace.iter().filter_map(wait_left).min().unwrap_or(Micros(u64::MAX));
         let asked = arrivals.len() + replace.iter().map(|(_, count)| count).sum::<usize>();
         let all_may_wait = arrivals.len() as u64 <= self.queue_slots_left();
         let burst =
@@ -311,8 +309,8 @@ impl Worker {
 
     /// Returns the longest remaining wait of the waiting requests.
     fn longest_wait(&self, now: Moment) -> Micros {
-        let deadline = self.cost_queues.values().filter_map(CostQueue::last_deadline).max().unwrap_or(now);
-        (deadline - now) + DEADLINE_SLACK
+        let waits = self.cost_queues.values().filter_map(|cost_queue| cost_queue.wait_left(now));
+        waits.max().unwrap_or(DEADLINE_SLACK)
     }
 
     /// Returns how many more requests may wait.
@@ -324,8 +322,8 @@ impl Worker {
     pub(super) fn runs(&self, now: Moment, replace: &[(Permits, usize)], arrivals: &[Arrival]) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for (cost, count) in replace {
-            let deadline = self.cost_queues.get(cost).and_then(CostQueue::last_deadline).unwrap_or(now);
-            let wait_max = (deadline - now) + DEADLINE_SLACK;
+            let wait_left = self.cost_queues.get(cost).and_then(|cost_queue| cost_queue.wait_left(now));
+            let wait_max = wait_left.unwrap_or(DEADLINE_SLACK);
             runs.push(Run { cost: cost.get(), wait_max, count: *count as u64 });
         }
         let replaced = runs.len();

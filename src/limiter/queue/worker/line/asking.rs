@@ -4,7 +4,7 @@ use crate::clock::{Micros, Moment};
 use crate::limiter::model::{
     CLASSES_MAX, Call, Generations, LineCall, OnStoreFailure, Unused, Waiting, Want,
 };
-use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK, Waiter};
+use crate::limiter::queue::cost_queue::{DEADLINE_SLACK, Waiter};
 use crate::limiter::queue::worker::core::events::{Action, Around};
 use crate::limiter::recovery::link::Link;
 
@@ -247,8 +247,7 @@ impl Lane {
             }
         }
         if let Some(known) = &mut known {
-            let last = CostQueue::last_deadline(&self.queue).unwrap_or(now);
-            known.waiting.wait_max = (last - now) + DEADLINE_SLACK;
+            known.waiting.wait_max = self.queue.wait_left(now).unwrap_or(DEADLINE_SLACK);
         }
         known.into_iter().chain(groups).collect()
     }

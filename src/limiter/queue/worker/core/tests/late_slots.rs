@@ -192,3 +192,26 @@ fn a_request_without_a_queue_is_booked_ahead_where_a_slot_would_be_late_when_the
     assert_eq!(refusal(&actions), None);
     assert!(is_granted(&on(after(136), Vec::new())));
 }
+
+#[test]
+fn no_slot_is_booked_where_the_request_of_a_late_one_would_be_refused_for_it() {
+    let limits = Limits { max_waiting: 0, ..limits(10, 0, OnStoreFailure::Local) };
+    let mut core = Driven(Worker::new(limits, SECOND, START));
+    let mut on = |now, events| {
+        let mut out = Vec::new();
+        core.0.on(events, &Around { latency: Micros::from_millis(20), ..around(now) }, &mut out);
+        out
+    };
+    // On a busy machine the call is carried out 60 ms after the request has come, and its head is written 60 ms after its slot.
+    let holder = Holder { arrived: START, deadline: START, late: 0, flow: Flow::default() };
+    let slot = Slot { at: shown(after(60)), due: after(60), source: Source::Store(0) };
+    let back = Back::Exchanged(RequestId(0), holder, Unusable::Late);
+    let actions = on(after(120), vec![Event::Returned(slot, Permits::ONE.into(), back)]);
+    let Some(Call { lead, runs, .. }) = call_of(&actions) else { panic!("{actions:?}") };
+    assert!(*lead <= runs[0].wait_max, "{actions:?}");
+    assert!(runs[0].wait_max <= Micros::from_millis(15), "it has used 60 of the 75 ms: {actions:?}");
+    // That call is carried out at once.
+    let booked_at = shown(after(120) + *lead);
+    let actions = on(after(125), vec![booked(after(120), &[booked_at])]);
+    assert_eq!(refusal(&actions), None, "{actions:?}");
+}
