@@ -55,9 +55,9 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             runtime()?.block_on(weir::app::serve(&file.into_path()))?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Limiters { name, partition, watch, remote } => {
+        Command::Limiters { name, partition, top, watch, remote } => {
             let which = name.map(|name| Which { name, partition });
-            Ok(runtime()?.block_on(remote::limiters(remote, which, watch))?)
+            Ok(runtime()?.block_on(remote::limiters(remote, which, top, watch))?)
         }
         Command::Pause { which, lasting, remote } => {
             Ok(runtime()?.block_on(remote::act(remote, which, "pause", Some(&lasting)))?)

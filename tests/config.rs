@@ -579,6 +579,14 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
         "2:22: limiters.a.max_partitions: only with `key`",
     ),
     (
+        "limiters:\n  a: {limits: [1/s], show_values: true}\nROUTES",
+        "2:22: limiters.a.show_values: only with `key`",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [host, \"query:Api_Key\"], show_values: true}\nROUTES",
+        "2:65: limiters.a.show_values: must be false, because `key` has a credential",
+    ),
+    (
         "limiters:\n  a: {limits: [1/s], key: [host], max_partitions: 0}\nROUTES",
         "2:51: limiters.a.max_partitions: must be from 1 to 10000000",
     ),
@@ -1031,11 +1039,14 @@ fn algorithms_are_parsed_as_written() {
 fn partitions_costs_and_several_limiters_are_parsed_as_written() {
     let config = Place::new().config(&example(
         "limiters:\n  a:\n    limits: [100/s]\n    key: [header:X-Corp-Id, 'query:app id', host, path:2, client_ip]\n    ipv6_prefix: 56\n    \
-         max_partitions: 7\n    group: g\n    mode: shadow\n  b: {limits: [{rate: 9, per: 1s, algorithm: token_bucket, burst: 40}], \
+         max_partitions: 7\n    show_values: true\n    group: g\n    mode: shadow\n  b: {limits: [{rate: 9, per: 1s, algorithm: token_bucket, burst: 40}], \
          key: [host]}\nROUTES    limiters: [a, b]\n    cost: {header: X-Cost}\n",
     ));
     let [a, b] = config.limiters.as_slice() else { panic!("{:?}", config.limiters) };
-    assert_eq!((a.partitioned.clone(), a.mode, &*a.group), (Some(Partitioned::new(7)), Mode::Shadow, "g"));
+    assert_eq!(
+        (a.partitioned.clone(), a.mode, &*a.group),
+        (Some(Partitioned { shows_values: true, ..Partitioned::new(7) }), Mode::Shadow, "g")
+    );
     assert_eq!((b.partitioned.clone(), &*b.group), (Some(Partitioned::new(100_000)), "b"));
     assert_eq!(names(&config), ["a", "b"]);
     let [(_, key), _] = config.routes[0].limiters.as_slice() else {

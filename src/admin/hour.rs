@@ -17,7 +17,7 @@ const MARKS_MAX: usize = 100;
 const VALUES_MAX: usize = 12_000;
 
 /// The names of a limiter's figures, in their order.
-const FIGURES: [&str; 6] = ["granted", "refused", "waiting", "p50", "p95", "p99"];
+const FIGURES: [&str; 7] = ["granted", "refused", "waiting", "p50", "p95", "p99", "apart"];
 
 /// A limiter's figures in one sample; not a number where there is none.
 type Figures = [f32; FIGURES.len()];
@@ -126,6 +126,13 @@ fn figures(limiter: &FleetLimiter) -> Figures {
         p50,
         p95,
         p99,
+        // Of the limit of which the counts lie furthest apart.
+        limiter
+            .upstream_counts
+            .iter()
+            .map(|count| count.apart)
+            .max_by_key(|apart| apart.abs())
+            .map_or(f32::NAN, |apart| apart as f32),
     ]
 }
 
@@ -176,6 +183,8 @@ mod tests {
             is_paused,
             waits: None,
             exhausted_in: Vec::new(),
+            upstream_counts: Vec::new(),
+            partitions: None,
         };
         let limiters = names.iter().map(limiter).collect();
         Seen { limiters, store_up: true, reload: None, replicas: BTreeMap::from([(1, "a".to_owned())]) }

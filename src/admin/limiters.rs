@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 use url::form_urlencoded;
 
+use super::partitions;
 use super::response::{self, Response};
 use crate::config::units;
 use crate::limiter::model::limit::{LimiterName, OnStoreFailure};
@@ -19,7 +20,7 @@ use crate::limiter::model::pause::{PAUSE_MAX, Reason};
 use crate::limiter::{
     Applied, Inspection, LimiterStatus, Limiters, NotFound, Partition, PauseState, ShareStatus, replica_name,
 };
-use crate::usage::{Fleet, FleetLimiter};
+use crate::usage::{Fleet, FleetLimiter, TopPartitions};
 
 /// Bounds on reading a body.
 const BODY_BYTES_MAX: usize = 1024;
@@ -39,14 +40,23 @@ pub(super) async fn listing(limiters: &Limiters, fleet: &Fleet) -> Vec<Value> {
     let (states, fleet) = (limiters.inspect().await, fleet.limiters());
     let view = |state: &LimiterStatus| {
         let view = view(state, |replica| limiters.host_of(replica));
-        in_fleet(view, fleet.iter().find(|limiter| *limiter.name == *state.limiter.name.as_str()))
+        let fleet = fleet.iter().find(|limiter| *limiter.name == *state.limiter.name.as_str());
+        in_fleet(view, fleet, |top| {
+            partitions::view(top, &limiters.partition_values(&state.limiter.name), partitions::LISTED)
+        })
     };
     states.iter().map(view).collect()
 }
 
-/// Adds to a limiter as JSON what the whole fleet uses of it.
-fn in_fleet(mut view: Value, fleet: Option<&FleetLimiter>) -> Value {
+/// Adds to a limiter as JSON what the whole fleet uses of it. `top` returns its partitions that matter as JSON.
+fn in_fleet(
+    mut view: Value,
+    fleet: Option<&FleetLimiter>,
+    top: impl FnOnce(&TopPartitions) -> Value,
+) -> Value {
     let Some(fleet) = fleet else { return view };
+    // Null without a key.
+    view["top"] = fleet.partitions.as_deref().map(top).into();
     view["fleet"] = json!({
         "granted_per_second": rounded(fleet.granted_per_second),
         "refused_per_second": rounded(fleet.refused_per_second),
@@ -62,6 +72,13 @@ fn in_fleet(mut view: Value, fleet: Option<&FleetLimiter>) -> Value {
             // Null where it lasts.
             limit["exhausted_in_seconds"] = seconds.is_finite().then(|| rounded(*seconds)).into();
         }
+        // Null where the upstream's responses do not tell.
+        let count = fleet.upstream_counts.iter().find(|count| limit["limit"] == *count.limit);
+        limit["upstream"] = count
+            .map(|count| {
+                json!({ "available": count.remaining, "apart": count.apart, "told_ms_ago": count.age_us / 1000 })
+            })
+            .into();
     }
     view
 }
@@ -76,7 +93,11 @@ pub(super) async fn one(limiters: &Limiters, fleet: &Fleet, name: &str, query: O
     match choose(limiters, name, query) {
         Ok(chosen) => {
             let fleet = fleet.limiters().into_iter().find(|limiter| *limiter.name == *name);
-            response::document(&in_fleet(viewed(limiters, &chosen).await, fleet.as_ref()))
+            let shown = viewed(limiters, &chosen).await;
+            response::document(&in_fleet(shown, fleet.as_ref(), |top| {
+                let values = LimiterName::parse(name).map(|name| limiters.partition_values(&name));
+                partitions::view(top, &values.unwrap_or_default(), usize::MAX)
+            }))
         }
         Err(reason) => not_found(reason),
     }

@@ -20,7 +20,7 @@ pub(super) async fn answer(state: &AdminState) -> Response {
         _ => {
             let began = Instant::now();
             state.limiters.refresh_metrics();
-            state.usage.show_forecasts(&state.metrics);
+            state.usage.show_in(&state.metrics);
             (state.breakers)();
             let text = Bytes::from(state.metrics.render());
             *last = Some((began, text.clone()));

@@ -55,12 +55,16 @@ pub struct FleetUsage {
 }
 
 impl FleetUsage {
-    /// Shows in the metrics when limits are spent.
-    pub(super) fn show_forecasts(&self, metrics: &Metrics) {
-        for FleetLimiter { name, exhausted_in, .. } in self.fleet.limiters() {
-            for (limit, seconds) in exhausted_in {
-                metrics.exhausted_in(&name, &limit, seconds);
-            }
+    /// Shows in the metrics when limits are spent, and how far the upstream's count lies from weir's.
+    pub(super) fn show_in(&self, metrics: &Metrics) {
+        let limiters = self.fleet.limiters();
+        for FleetLimiter { name, exhausted_in, .. } in &limiters {
+            exhausted_in.iter().for_each(|(limit, seconds)| metrics.exhausted_in(name, limit, *seconds));
         }
+        let apart = limiters.iter().flat_map(|limiter| {
+            let counts = limiter.upstream_counts.iter();
+            counts.map(|count| (&*limiter.name, &*count.limit, count.apart))
+        });
+        metrics.upstream_apart(apart);
     }
 }

@@ -64,6 +64,9 @@ pub enum Command {
         /// Show this partition: the values of the limiter's key, in order
         #[arg(long, value_name = "VALUE", requires = "name")]
         partition: Vec<String>,
+        /// Show the partitions that used most and waited longest in the last minutes, in the whole fleet
+        #[arg(long, requires = "name", conflicts_with = "partition")]
+        top: bool,
         /// Repeat every second, until Ctrl-C
         #[arg(short, long)]
         watch: bool,
@@ -232,6 +235,7 @@ const LIMITERS_HELP: &str = "\
 Examples:
   weir limiters
   weir limiters github --watch
+  weir limiters dingtalk --top
   WEIR_ADMIN_TOKEN=... weir limiters --admin http://10.0.0.7:9090 --json";
 
 const PAUSE_HELP: &str = "\

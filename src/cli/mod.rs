@@ -2,6 +2,7 @@
 //!
 //! - `check`, `schema`, `completions`, `man`: commands that need no running weir.
 //! - `remote`: `limiters`, `pause`, `resume`, `reset`, `reload`, `replicas` and `health`, which ask a running weir over HTTP.
+//! - `partitions`, `shares`: tables of a limiter's partitions and of its callers.
 //! - `usage`: who has used what, from a running weir.
 //! - `explain`: what would become of a request, by a configuration or by a running weir.
 //! - `demo`: a provider, a weir and traffic in one process.
@@ -17,6 +18,7 @@ pub mod completions;
 pub mod demo;
 pub mod explain;
 pub mod man;
+mod partitions;
 pub mod remote;
 pub mod schema;
 mod shares;

@@ -16,8 +16,8 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use url::{Url, form_urlencoded};
 
-use super::shares;
 use super::table::{aligned, plain};
+use super::{partitions, shares};
 
 /// The variable with the token of `admin.token`. Everyone on the machine could read a token in an argument.
 const TOKEN_VARIABLE: &str = "WEIR_ADMIN_TOKEN";
@@ -75,19 +75,27 @@ pub enum RemoteError {
     Output(#[from] std::io::Error),
 }
 
-/// `weir limiters`: prints the live state of all limiters or of one; with `watch` every second.
+/// `weir limiters`: prints the live state of all limiters or of one, or the partitions of one that matter; with `watch` every second.
 ///
 /// # Errors
 /// If there is no answer, or it cannot be printed.
-pub async fn limiters(remote: Remote, which: Option<Which>, watch: bool) -> Result<ExitCode, RemoteError> {
+pub async fn limiters(
+    remote: Remote,
+    which: Option<Which>,
+    top: bool,
+    watch: bool,
+) -> Result<ExitCode, RemoteError> {
     loop {
         let path = which.as_ref().map_or_else(|| "/api/limiters".to_owned(), |which| path_of(which, ""));
         let answer = remote.ask(Method::GET, &path, "").await?;
+        if top && answer["partitioned"] == false {
+            return Err(RemoteError::Refused("this limiter has no key, so it has no partitions".to_owned()));
+        }
         if watch && std::io::stdout().is_terminal() {
             // Moves the cursor home and clears the screen below.
             write!(std::io::stdout().lock(), "\x1b[H\x1b[J")?;
         }
-        remote.show(&answer, limiters_tables)?;
+        remote.show(&answer, if top { partitions::tables } else { limiters_tables })?;
         if !watch {
             return Ok(ExitCode::SUCCESS);
         }

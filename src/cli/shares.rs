@@ -35,7 +35,8 @@ pub(super) fn tables(limiters: &[Value]) -> Vec<Vec<Vec<String>>> {
     [of_classes, of_flows].into_iter().filter(|table: &Vec<_>| table.len() > 1).collect()
 }
 
-fn waited(of: &Value) -> String {
+/// Formats the longest wait of something.
+pub(super) fn waited(of: &Value) -> String {
     let waited = of["longest_wait_ms"].as_u64().filter(|millis| *millis > 0);
     waited.map_or_else(
         || "-".to_owned(),

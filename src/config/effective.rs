@@ -224,6 +224,7 @@ fn limiter_keys(limiter: &Limiter) -> Value {
     }
     if let Some(partitioned) = &limiter.partitioned {
         keys["max_partitions"] = partitioned.max_partitions.into();
+        keys["show_values"] = partitioned.shows_values.into();
     }
     keys
 }

@@ -196,6 +196,7 @@ limiters:
     key: [host]
     overrides: {b: [1/s, {rate: 1, per: 1s}], file: [1/s]}
     max_partitions: 5
+    show_values: true
     group: g
     pause:
       max: 5m

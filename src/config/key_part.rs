@@ -48,7 +48,11 @@ pub enum KeyPart {
 impl KeyPart {
     /// Returns whether the value is likely to be a credential.
     pub(crate) fn is_credential(&self) -> bool {
-        matches!(self, KeyPart::Header(name) if is_credential(name))
+        match self {
+            KeyPart::Header(name) => is_credential(name),
+            KeyPart::Query(name) => is_secret(&name.to_ascii_lowercase()),
+            _ => false,
+        }
     }
 
     /// Returns the place in the JSON body that is read; `None` if none is.
@@ -63,7 +67,11 @@ impl KeyPart {
 
 /// Returns whether a header is likely to carry a credential.
 pub(crate) fn is_credential(name: &HeaderName) -> bool {
-    let name = name.as_str();
+    is_secret(name.as_str())
+}
+
+/// Returns whether something with this name, in lower case, is likely to be a credential.
+fn is_secret(name: &str) -> bool {
     let words = ["auth", "cookie", "key", "token", "secret", "password", "signature", "credential"];
     words.iter().any(|word| name.contains(word))
 }

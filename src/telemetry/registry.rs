@@ -89,6 +89,15 @@ impl Metrics {
         self.shared.families.limiter_exhausted_in_seconds.with_label_values(&[limiter, limit]).set(seconds);
     }
 
+    /// Shows by how many permits the upstream counts more than weir: of each limiter's limits of which that is known, and of no other.
+    pub fn upstream_apart<'a>(&self, apart: impl Iterator<Item = (&'a str, &'a str, i64)>) {
+        let gauges = &self.shared.families.limiter_upstream_apart_permits;
+        gauges.reset();
+        apart.for_each(|(limiter, limit, permits)| {
+            gauges.with_label_values(&[limiter, limit]).set(permits);
+        });
+    }
+
     /// Returns the handle of the store.
     pub fn store(&self) -> StoreMetrics {
         self.shared.store.clone()

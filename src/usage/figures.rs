@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::forecast::Refill;
 use super::pace::PARTS;
+use super::partitions::TopPartitions;
 
 /// The replicas that share the limits of a limiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +36,23 @@ pub struct Reading {
     pub waits: Vec<u64>,
     /// Its limits.
     pub limits: Vec<LimitReading>,
+    /// The upstream's own count of its limits; none where responses do not tell.
+    pub upstream_counts: Vec<UpstreamCount>,
+    /// Its partitions that matter; `None` without a key.
+    pub partitions: Option<Arc<TopPartitions>>,
+}
+
+/// The upstream's own count of a limit beside weir's, by the headers of a response.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct UpstreamCount {
+    /// The label of the limit.
+    pub limit: Arc<str>,
+    /// The permits left, as the upstream told.
+    pub remaining: u64,
+    /// By how many permits the upstream counted more than weir, in one partition; below zero if it counted fewer.
+    pub apart: i64,
+    /// How long ago the response came, in microseconds.
+    pub age_us: u64,
 }
 
 /// A limit of a limiter without partitions.
@@ -68,6 +86,12 @@ pub(super) struct LimiterFigures {
     /// Requests of the last minute by how long they waited; empty without any.
     pub(super) waits: Vec<u64>,
     pub(super) limits: Vec<LimitFigures>,
+    /// The upstream's own count of limits.
+    #[serde(default)]
+    pub(super) upstream_counts: Vec<UpstreamCount>,
+    /// The partitions that matter; `None` without a key, and of an earlier version of weir.
+    #[serde(default)]
+    pub(super) partitions: Option<TopPartitions>,
 }
 
 /// The figures of one long limit.

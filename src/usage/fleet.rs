@@ -1,16 +1,17 @@
 //! The figures of the whole fleet: each replica tells its own every few seconds, and adds up what all have told.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::time::{Duration, Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::clock::StoreTime;
-use super::figures::{Figures, LimitFigures, LimitReading, LimiterFigures, Reading, Sharing};
+use super::figures::{Figures, LimitFigures, LimitReading, LimiterFigures, Reading, Sharing, UpstreamCount};
 use super::forecast::Use;
 use super::numbers::float;
 use super::pace::{PARTS, Pace};
+use super::partitions::TopPartitions;
 use super::store::{Told, UsageStore};
 use super::waits::{self, Waits};
 
@@ -44,6 +45,10 @@ pub struct FleetLimiter {
     pub waits: Option<[f64; 3]>,
     /// Of each long limit: its label, and in how many seconds it is spent at the present pace; infinity where it lasts.
     pub exhausted_in: Vec<(Arc<str>, f64)>,
+    /// The upstream's own count of its limits, as a replica was told last.
+    pub upstream_counts: Vec<UpstreamCount>,
+    /// The partitions that used most and waited longest in the last minutes; `None` without a key.
+    pub partitions: Option<Arc<TopPartitions>>,
 }
 
 /// The counts of a limiter of this replica over time.
@@ -226,6 +231,8 @@ impl State {
                 waiting: reading.waiting,
                 waits: track.waits.lately(),
                 limits: limits.collect(),
+                upstream_counts: reading.upstream_counts.clone(),
+                partitions: reading.partitions.as_deref().cloned(),
             })
         };
         Figures { limiters: self.readings.iter().filter_map(limiter).collect() }
@@ -260,7 +267,26 @@ fn added_up(reading: &Reading, told: &[(Duration, Figures)], wait_bounds: &[f64]
         is_paused: reading.is_paused,
         waits: waits::quantiles(wait_bounds, told.iter().map(|(_, limiter)| &limiter.waits[..])),
         exhausted_in: reading.limits.iter().filter(|limit| is_long(limit)).map(forecast).collect(),
+        upstream_counts: latest_counts(&told),
+        partitions: reading.partitions.as_ref().map(|_| {
+            let told = told.iter().filter_map(|(ago, limiter)| Some((*ago, limiter.partitions.as_ref()?)));
+            Arc::new(TopPartitions::added_up(told))
+        }),
     }
+}
+
+/// Returns the latest of the upstream's counts of each limit, in the order of their labels.
+fn latest_counts(told: &[(Duration, &LimiterFigures)]) -> Vec<UpstreamCount> {
+    let mut latest: BTreeMap<&str, UpstreamCount> = BTreeMap::new();
+    for (ago, limiter) in told {
+        for count in &limiter.upstream_counts {
+            let age_us = count.age_us.saturating_add(u64::try_from(ago.as_micros()).unwrap_or(u64::MAX));
+            if latest.get(&*count.limit).is_none_or(|known| age_us < known.age_us) {
+                latest.insert(&count.limit, UpstreamCount { age_us, ..count.clone() });
+            }
+        }
+    }
+    latest.into_values().collect()
 }
 
 /// Returns the use of a limit by those that have told of it.
@@ -367,6 +393,8 @@ mod tests {
             is_paused: false,
             waits: vec![granted, 0],
             limits,
+            upstream_counts: Vec::new(),
+            partitions: None,
         }]
     }
 

@@ -6,6 +6,7 @@
 //! - `store`: the place for the fleet's counts, and one in this process.
 //! - `fleet`: what replicas tell each other of the present: rates, waiting requests, and when a limit is spent. `figures`: its form;
 //!   `pace` and `forecast`, pure.
+//! - `partitions`: the partitions of a limiter that matter, pure; by `largest`, a sketch.
 //! - `clock`: the store's clock. `book`: takes the counters to the store once a minute, and reads the fleet's counts.
 //!
 //! Knows no request, no Redis and no HTTP.
@@ -16,9 +17,11 @@ mod counts;
 mod figures;
 mod fleet;
 mod forecast;
+mod largest;
 mod ledger;
 mod numbers;
 mod pace;
+mod partitions;
 mod period;
 mod store;
 mod tally;
@@ -27,11 +30,12 @@ mod waits;
 pub use self::book::{Book, Report};
 pub use self::clock::StoreTime;
 pub use self::counts::{By, Counts, Key};
-pub use self::figures::{LimitReading, Reading, Sharing};
+pub use self::figures::{LimitReading, Reading, Sharing, UpstreamCount};
 pub use self::fleet::{Fleet, FleetLimiter};
 pub use self::forecast::Refill;
 pub use self::ledger::Batch;
 pub(crate) use self::numbers::float;
+pub use self::partitions::{PartitionLeft, PartitionReading, PartitionUse, TopPartitions};
 pub use self::period::{Per, Period};
 pub use self::store::{KEPT_FOR, MemoryUsage, Record, Stamp, Told, UsageError, UsageStore};
 pub use self::tally::{Cell, Usage};

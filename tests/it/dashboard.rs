@@ -6,7 +6,9 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{PATIENCE, Request, Upstream, Weir, eventually, lane, one_limiter};
+use crate::support::{
+    PATIENCE, Reply, Request, Upstream, Weir, configuration, eventually, lane, one_limiter, poll_for,
+};
 
 /// The stream of events that a page receives.
 struct Events {
@@ -200,4 +202,83 @@ async fn a_page_that_is_open_costs_little() {
         drop(waiting);
     })
     .await;
+}
+
+/// Removes what changes with time alone: ages, and what is reckoned from the present instant.
+fn still(value: &Value) -> Value {
+    const MOVING: [&str; 4] = ["longest_wait_ms", "told_ms_ago", "exhausted_in_seconds", "seconds"];
+    match value {
+        Value::Object(parts) => {
+            let parts = parts.iter().filter(|(key, _)| !MOVING.contains(&key.as_str()));
+            parts.map(|(key, value)| (key.clone(), still(value))).collect()
+        }
+        Value::Array(values) => values.iter().map(still).collect(),
+        other => other.clone(),
+    }
+}
+
+/// The page, the API and the metrics have the same figures at the same time.
+#[tokio::test]
+async fn the_page_shows_the_figures_of_the_api_and_of_the_metrics() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let reply = Reply::status(200).header("x-ratelimit-limit", "20").header("x-ratelimit-remaining", "9");
+    upstream.reply("/", reply);
+    let limiter = "{limits: [20/1h, 1000/1m], key: [header:x-tenant], queue: {timeout: 1d}}";
+    let plain = "{limits: [20/1h], queue: {timeout: 1d, max_waiting: 2}}";
+    let routes = [("path: /keyed", "limiter: keyed"), ("path: /", "limiter: plain")];
+    let limiters = [("keyed", limiter), ("plain", plain)];
+    let weir = Weir::start(&configuration("memory", &limiters, &routes, &upstream)).await;
+    for path in ["/keyed", "/"] {
+        for _ in 0..20 {
+            assert_eq!(weir.get(path).await.status, 200);
+        }
+    }
+    let _waiting = weir.begin(2, "/");
+    weir.wait_for_waiting(2).await;
+    assert_eq!(weir.get("/").await.status, 429);
+    let figures = poll_for("all of them still, and alike", 2 * PATIENCE, async || {
+        let state = Events::open(&weir, "").await.next("state").await;
+        let history = Events::open(&weir, "").await.next("history").await;
+        let (api, metrics) = (weir.ask("/api/limiters").await.json(), weir.metrics().await);
+        let last = |name: &str, key: &str| history["limiters"][name][key].as_array()?.last()?.as_f64();
+        let limiters = api["limiters"].as_array()?;
+        for limiter in limiters {
+            let (name, fleet) = (limiter["name"].as_str()?, &limiter["fleet"]);
+            let known = [("granted", "granted_per_second"), ("waiting", "waiting"), ("p99", "wait_p99")];
+            let is_alike = |(key, shown): &(&str, &str)| {
+                let (last, shown) = (last(name, key), fleet[shown].as_f64());
+                matches!((last, shown), (Some(last), Some(shown)) if (last - shown).abs() < 0.01)
+            };
+            // No request has come lately, so the rates are those of an idle limiter.
+            if fleet["granted_per_second"] != 0.0 || !known.iter().all(is_alike) {
+                return None;
+            }
+            let sum =
+                |family: &str, result: &str| metrics.sum(family, &[("limiter", name), ("result", result)]);
+            assert_eq!(Some(sum("weir_permits_total", "granted")), limiter["granted"].as_f64());
+            assert_eq!(Some(sum("weir_permits_total", "refused")), limiter["refused"].as_f64());
+            let waiting = metrics.sum("weir_queue_waiting", &[("limiter", name)]);
+            assert_eq!(Some(waiting), limiter["waiting"].as_f64());
+            for limit in limiter["limits"].as_array()? {
+                let labels = [("limiter", name), ("limit", limit["limit"].as_str()?)];
+                if let Some(apart) = limit["upstream"]["apart"].as_f64() {
+                    assert_eq!(metrics.sum("weir_limiter_upstream_apart_permits", &labels), apart);
+                }
+                if let Some(available) = limit["available"].as_f64() {
+                    assert_eq!(metrics.sum("weir_limiter_available_permits", &labels), available);
+                }
+                if let Some(seconds) = limit["exhausted_in_seconds"].as_f64() {
+                    let metric = metrics.sum("weir_limiter_exhausted_in_seconds", &labels);
+                    assert!((metric - seconds).abs() < 10.0, "{metric} {seconds}");
+                }
+            }
+        }
+        (still(&state["limiters"]) == still(&api["limiters"])).then(|| api["limiters"].clone())
+    })
+    .await;
+    // There was something to compare.
+    assert_eq!((&figures[1]["waiting"], &figures[1]["refused"]), (&2.into(), &1.into()));
+    assert_eq!(figures[0]["top"]["used"][0]["granted"], 20);
+    assert_eq!(figures[1]["limits"][0]["upstream"]["available"], 9);
 }

@@ -54,15 +54,22 @@ async fn the_documented_metrics_are_the_exported_ones() {
     // With a share, so that each series has all its labels.
     let limiter =
         "{limits: [3/1m, 1000/1h], queue: {timeout: 100ms, max_waiting: 5}, share: {by: header:x-caller}}";
-    upstream.reply("/", Reply::status(200).header("x-cost", "1"));
+    let reply = Reply::status(200)
+        .header("x-cost", "1")
+        .header("x-ratelimit-limit", "3")
+        .header("x-ratelimit-remaining", "2");
+    upstream.reply("/", reply);
     let config = one_limiter("memory", limiter, &upstream) + "    cost: {settle: {header: x-cost}}\n";
     let weir = Weir::start(&config).await;
     for status in [200, 200, 200, 429] {
         assert_eq!(weir.get("/").await.status, status);
     }
-    // It is reckoned every few seconds.
-    eventually("a forecast", PATIENCE, async || {
-        !weir.metrics().await.samples_of("weir_limiter_exhausted_in_seconds").is_empty()
+    // They are reckoned every few seconds.
+    eventually("a forecast, and a comparison", PATIENCE, async || {
+        let metrics = weir.metrics().await;
+        ["weir_limiter_exhausted_in_seconds", "weir_limiter_upstream_apart_permits"]
+            .iter()
+            .all(|family| !metrics.samples_of(family).is_empty())
     })
     .await;
     let text = weir.ask("/metrics").await.text();

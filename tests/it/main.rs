@@ -69,6 +69,7 @@ mod targets;
 mod telemetry;
 mod tls;
 mod tokens;
+mod top_partitions;
 mod topologies;
 mod traces;
 mod tunnels;

@@ -23,6 +23,7 @@ const METRICS: &[(&str, &str, &[&str])] = &[
     ("weir_limiter_limit_permits", "gauge", &["limiter", "limit"]),
     ("weir_limiter_available_permits", "gauge", &["limiter", "limit"]),
     ("weir_limiter_exhausted_in_seconds", "gauge", &["limiter", "limit"]),
+    ("weir_limiter_upstream_apart_permits", "gauge", &["limiter", "limit"]),
     ("weir_limiter_paused", "gauge", &["limiter"]),
     ("weir_limiter_ready", "gauge", &["limiter"]),
     ("weir_limiter_external_usage_permits_total", "counter", &["limiter"]),
@@ -55,7 +56,9 @@ async fn every_metric_has_its_name_type_and_labels() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     upstream.reply("/refused", Reply::status(429));
-    upstream.reply("/", Reply::status(200).header("x-cost", "1"));
+    let counts = [("x-cost", "1"), ("x-ratelimit-limit", "6"), ("x-ratelimit-remaining", "5")];
+    let reply = counts.into_iter().fold(Reply::status(200), |reply, (name, value)| reply.header(name, value));
+    upstream.reply("/", reply);
     let settled =
         |config: String| config.replace("limiter: api", "limiter: api, cost: {settle: {header: x-cost}}");
     let weir = Weir::start(&settled(config(&redis.store(), &upstream))).await;
@@ -66,6 +69,11 @@ async fn every_metric_has_its_name_type_and_labels() {
         assert_eq!(weir.get(target).await.status, status);
     }
     weir.reload(&settled(config(&redis.store(), &upstream))).await;
+    // It is reckoned every few seconds.
+    eventually("a comparison with the upstream's count", PATIENCE, async || {
+        !weir.metrics().await.samples_of("weir_limiter_upstream_apart_permits").is_empty()
+    })
+    .await;
 
     let metrics = weir.metrics().await;
     for (name, kind, labels) in METRICS {

@@ -58,6 +58,10 @@ pub(crate) struct Limiter {
     /// The most partitions at once in each replica, 1 to 10000000; only with `key`. Default `100000`.
     #[schemars(range(min = 1, max = 10_000_000), extend("examples" = [5000]))]
     pub(crate) max_partitions: Option<i64>,
+    /// True if the dashboard, `/api/limiters/NAME` and `weir limiters` show the values of the `key` that use most and wait longest, where
+    /// they show a hash otherwise. Only with `key`, and not where that has a credential. Default `false`.
+    #[schemars(extend("examples" = [true]))]
+    pub(crate) show_values: Option<bool>,
     /// The group of the limiter. Limiters of one group have their keys in the same Redis Cluster slot. Default: the
     /// limiter's name.
     #[schemars(regex(pattern = NAME_PATTERN), extend("examples" = ["dingtalk"]))]

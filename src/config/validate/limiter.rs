@@ -66,7 +66,7 @@ fn one(
     check.name(name, &limiter.at);
     let limits = limits(check, &key!(limiter.limits));
     let key = key_parts(check, limiter, clients.is_some());
-    let partitioned = partitioned(check, limiter);
+    let partitioned = partitioned(check, limiter, key.as_deref());
     let group = group(check, &key!(limiter.group), name);
     let patience = patience(check, &key!(limiter.queue));
     let queue = queue(check, &key!(limiter.queue));
@@ -106,15 +106,25 @@ fn one(
 }
 
 /// Checks the number of partitions. The outer `None` is a problem, the inner one no key.
-fn partitioned(check: &mut Check<'_>, limiter: &Given<'_, schema::Limiter>) -> Option<Option<Partitioned>> {
+fn partitioned(
+    check: &mut Check<'_>,
+    limiter: &Given<'_, schema::Limiter>,
+    parts: Option<&[KeyPart]>,
+) -> Option<Option<Partitioned>> {
     let given = key!(limiter.max_partitions);
     let max_partitions = check.count(&given, MAX_PARTITIONS, 1..=10_000_000)?;
     let has_key = key!(limiter.key).at.is_given();
-    if given.value.is_some() && !has_key {
-        check.problem_of_key(&given.at, "only with `key`");
-        return None;
+    let (show, shows_values) = (key!(limiter.show_values), limiter.value.show_values == Some(true));
+    for at in [given.value.is_some().then_some(&given.at), show.value.is_some().then_some(&show.at)] {
+        if let Some(at) = at.filter(|_| !has_key) {
+            check.problem_of_key(at, "only with `key`");
+            return None;
+        }
     }
-    Some(has_key.then(|| Partitioned::new(max_partitions)))
+    if shows_values && parts.into_iter().flatten().any(KeyPart::is_credential) {
+        return check.refuse(&show.at, "must be false, because `key` has a credential");
+    }
+    Some(has_key.then(|| Partitioned { shows_values, ..Partitioned::new(max_partitions) }))
 }
 
 fn group(check: &mut Check<'_>, given: &Given<'_, Option<String>>, limiter: &str) -> Option<Arc<str>> {

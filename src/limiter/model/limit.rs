@@ -191,6 +191,8 @@ pub enum Mode {
 pub struct Partitioned {
     /// The most partitions that live at once in a replica.
     pub max_partitions: u32,
+    /// True if the values of the key may be shown to operators; their hashes are otherwise.
+    pub shows_values: bool,
     /// The partitions with limits of their own.
     pub overrides: Overrides,
     /// In an override: the value of the key that has it, as configured.
@@ -200,7 +202,7 @@ pub struct Partitioned {
 impl Partitioned {
     /// Returns partitions that all have the limiter's own limits.
     pub fn new(max_partitions: u32) -> Partitioned {
-        Partitioned { max_partitions, overrides: Overrides::default(), value: None }
+        Partitioned { max_partitions, shows_values: false, overrides: Overrides::default(), value: None }
     }
 }
 

@@ -15,8 +15,10 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::{Flow, Limiter, LimiterName, OnStoreFailure, Partition, Permits, Refusal};
 use crate::limiter::queue::limiter_pauses::LimiterPauses;
+use crate::limiter::queue::upstream_counts::UpstreamCounts;
 use crate::limiter::recovery::session::StoreSession;
 use crate::telemetry::{ClassMetrics, LimiterMetrics};
+use crate::usage::{PartitionUse, TopPartitions};
 
 /// How long the metrics show the tightest partition after its latest answer, before any other may take its place: a scrape
 /// or two.
@@ -97,6 +99,10 @@ pub(in crate::limiter) struct ActiveLimiter {
     tightest: Mutex<Vec<Option<Tightest>>>,
     /// The pauses that are known of it.
     pub(in crate::limiter) pauses: LimiterPauses,
+    /// The partitions that use most and wait longest.
+    partition_use: Mutex<PartitionUse<Partition>>,
+    /// The upstream's own count of it.
+    pub(in crate::limiter) upstream_counts: UpstreamCounts,
 }
 
 impl ActiveLimiter {
@@ -111,7 +117,7 @@ impl ActiveLimiter {
         let (is_shadow, is_partitioned) =
             (AtomicBool::new(limiter.is_shadow()), limiter.partitioned.is_some());
         let (limiter, metrics) = (ArcSwap::new(limiter), ArcSwap::from_pointee(metrics));
-        let (partitions, tightest) = (Mutex::default(), Mutex::default());
+        let (partitions, tightest, partition_use) = (Mutex::default(), Mutex::default(), Mutex::default());
         let pauses = LimiterPauses::new(session.clone());
         ActiveLimiter {
             name,
@@ -124,6 +130,8 @@ impl ActiveLimiter {
             partitions,
             tightest,
             pauses,
+            partition_use,
+            upstream_counts: UpstreamCounts::default(),
         }
     }
 
@@ -173,17 +181,13 @@ impl ActiveLimiter {
         self.counts.waiting.fetch_add(more, Ordering::Relaxed);
     }
 
-    pub(in crate::limiter) fn count_waited(&self, flow: Flow, waited: Duration) {
+    fn count_waited(&self, flow: Flow, waited: Duration) {
         let micros = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
         // Only a new longest wait is written: most are shorter.
         if micros > self.counts.longest_wait_us.load(Ordering::Relaxed) {
             self.counts.longest_wait_us.fetch_max(micros, Ordering::Relaxed);
         }
         self.of_class(flow, |class| class.waited(waited));
-    }
-
-    pub(in crate::limiter) fn count_granted(&self, cost: u64) {
-        self.counts.granted.fetch_add(cost, Ordering::Relaxed);
     }
 
     pub(in crate::limiter) fn count_refused(&self, flow: Flow, cost: u64) {
@@ -215,6 +219,11 @@ impl ActiveLimiter {
             let own = limiter.limits.iter().position(|own| *own.label == *label);
             own.or_else(|| metrics.limit(label))
         };
+        if let Some(partition) = partition {
+            let limits = held.limits.iter().zip(available);
+            let limits = limits.map(|(limit, left)| (&limit.label, limit.rate.get(), *left));
+            self.of_partitions(|used| used.left(partition, at.0, limits));
+        }
         let mut tightest = self.tightest.lock().unwrap_or_else(PoisonError::into_inner);
         for (place, (limit, left)) in held.limits.iter().zip(available).enumerate() {
             let is_override = held.value().is_some();
@@ -230,6 +239,33 @@ impl ActiveLimiter {
                 tightest[place] = Some(Tightest { partition, left: *left, at });
                 metrics.set_available(place, *left);
             }
+        }
+    }
+
+    /// Does something with the partitions that are counted.
+    fn of_partitions<T>(&self, act: impl FnOnce(&mut PartitionUse<Partition>) -> T) -> T {
+        act(&mut self.partition_use.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the partitions that matter now; `None` without a key.
+    pub(in crate::limiter) fn top_partitions(&self) -> Option<TopPartitions> {
+        self.is_partitioned.then(|| self.of_partitions(|used| used.top(self.session.moment().0)))
+    }
+
+    /// Returns the values of the partitions that matter, by their hash, where they may be shown.
+    pub(in crate::limiter) fn partition_values(&self) -> HashMap<String, Arc<str>> {
+        if self.shows_values() { self.of_partitions(|used| used.values()) } else { HashMap::new() }
+    }
+
+    /// Returns whether the values of the key may be shown.
+    fn shows_values(&self) -> bool {
+        self.limiter.load().partitioned.as_ref().is_some_and(|partitioned| partitioned.shows_values)
+    }
+
+    /// Notes the value of a partition, where it may be shown.
+    pub(in crate::limiter) fn name_partition(&self, partition: Partition, value: impl FnOnce() -> String) {
+        if self.is_partitioned && self.shows_values() {
+            self.of_partitions(|used| used.named(partition, value));
         }
     }
 
@@ -289,6 +325,29 @@ impl LimiterInstance {
     /// Returns the limiter as configured now, with the limits that hold for this partition.
     pub(in crate::limiter) fn limiter(&self) -> Arc<Limiter> {
         self.active.limiter().of_partition(self.partition).clone()
+    }
+
+    /// Counts a used permit.
+    pub(in crate::limiter) fn count_granted(&self, cost: u64) {
+        self.active.counts.granted.fetch_add(cost, Ordering::Relaxed);
+        if let Some(partition) = self.partition {
+            self.active.of_partitions(|used| used.used(partition, cost));
+        }
+    }
+
+    /// Records how long a request waited for its permit.
+    pub(in crate::limiter) fn count_waited(&self, flow: Flow, waited: Duration) {
+        self.active.count_waited(flow, waited);
+        if !waited.is_zero() {
+            self.note_wait(waited.into());
+        }
+    }
+
+    /// Notes how long a request of the partition has waited, or waits.
+    pub(in crate::limiter) fn note_wait(&self, waited: Micros) {
+        if let Some(partition) = self.partition {
+            self.active.of_partitions(|used| used.waited(partition, waited.0));
+        }
     }
 
     /// Returns the largest cost that every limit of this limiter or partition can hold.

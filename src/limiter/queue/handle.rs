@@ -18,7 +18,7 @@ use crate::limiter::queue::inbox::{Arrival, Asker, Inbox, Unsent, WorkerEvents};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::permit::{OriginQueue, Permit, PermitReport, Returned};
 use crate::limiter::queue::prefetch::Batch;
-use crate::limiter::queue::quota_left::{LastLeft, QuotaLeft};
+use crate::limiter::queue::quota_left::LastLeft;
 use crate::limiter::queue::refusal_cache::RefusalCache;
 use crate::limiter::queue::request::{Holder, RequestId};
 use crate::limiter::queue::slot::{Slot, Source};
@@ -352,7 +352,7 @@ impl Queue {
 
     /// Records how long a request waited for its permit.
     pub(in crate::limiter) fn count_waited(&self, flow: Flow, waited: Duration) {
-        self.active_limiters().for_each(|active| active.count_waited(flow, waited));
+        self.instances.iter().for_each(|instance| instance.count_waited(flow, waited));
     }
 
     /// Counts a refusal for the limiter that it names.
@@ -374,8 +374,8 @@ impl Queue {
 }
 
 impl OriginQueue for Queue {
-    fn quota_left(&self) -> Option<QuotaLeft> {
-        self.left.tightest(&self.instances)
+    fn left(&self) -> (&LastLeft, &[LimiterInstance]) {
+        (&self.left, &self.instances)
     }
 
     /// Returns the shortest guard: a slot must be good for every limiter.
@@ -440,15 +440,15 @@ impl OriginQueue for Queue {
     }
 
     fn count_used(&self, source: Source, flow: Flow, costs: &Costs) {
-        for (place, active) in self.active_limiters().enumerate() {
-            let cost = costs.at(place);
+        for (place, instance) in self.instances.iter().enumerate() {
+            let (active, cost) = (&instance.active, costs.at(place));
             let is_allowed = || active.limiter().on_store_failure == OnStoreFailure::Allow;
             active.of_class(flow, |class| match source {
                 Source::Store(_) => class.granted(cost),
                 Source::Local(_) if !is_allowed() => class.local(cost),
                 Source::Local(_) | Source::Unlimited => class.allowed(cost),
             });
-            active.count_granted(cost);
+            instance.count_granted(cost);
         }
     }
 

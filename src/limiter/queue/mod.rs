@@ -7,6 +7,7 @@
 //! - [`upstream_report`]: what an upstream's answer says of its quota; [`shadow`]: limiters that only count.
 //! - [`costly`]: what a request may cost at most; [`expected_costs`]: what requests turn out to cost.
 //! - [`quota_left`]: what the store last said of the permits that are left.
+//! - [`upstream_counts`]: the upstream's own count beside weir's.
 //! - [`outside`]: requests that wait before they can ask; [`waiting`]: those that wait, for people who look on.
 //! - [`shared`]: how the callers of a queue share its quota.
 //! - [`active_limiter`]: a limiter in use, as all its queues share it.
@@ -33,6 +34,7 @@ pub(in crate::limiter) mod shadow;
 pub(in crate::limiter) mod shared;
 pub(in crate::limiter) mod slot;
 pub mod ticket;
+pub(in crate::limiter) mod upstream_counts;
 pub mod upstream_report;
 pub(in crate::limiter) mod waiting;
 pub(in crate::limiter) mod worker;

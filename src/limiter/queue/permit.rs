@@ -8,11 +8,12 @@ use tokio::sync::oneshot;
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Costs, Flow, Refusal};
-use crate::limiter::queue::quota_left::QuotaLeft;
+use crate::limiter::queue::active_limiter::LimiterInstance;
+use crate::limiter::queue::quota_left::{LastLeft, QuotaLeft};
 use crate::limiter::queue::request::{Holder, LATE_MAX, RequestId, Unusable};
 use crate::limiter::queue::shadow::Shadows;
 use crate::limiter::queue::slot::{Slot, Source};
-use crate::limiter::queue::upstream_report::{PendingReport, UpstreamSignal};
+use crate::limiter::queue::upstream_report::{PendingReport, UpstreamSignal, Window};
 use crate::limiter::store::clock::StoreClock;
 
 /// A permit, or a part of one, on its way back to the queue's worker.
@@ -69,8 +70,8 @@ pub(in crate::limiter) trait OriginQueue: Send + Sync {
     /// Returns whether a limiter of the queue heeds the quota that the upstream reports.
     fn follows_upstream(&self) -> bool;
 
-    /// Returns what is left of the tightest limit, as the store last said.
-    fn quota_left(&self) -> Option<QuotaLeft>;
+    /// Returns what is left of the limits, as the store last said, and the limiters or partitions that they are of.
+    fn left(&self) -> (&LastLeft, &[LimiterInstance]);
 
     /// Returns whether requests wait.
     fn has_waiting(&self) -> bool;
@@ -356,7 +357,21 @@ impl Receipt {
     /// Returns what is left of the tightest limit, as the store last said; `None` if that is not known, or the store did not grant the
     /// permit.
     pub fn quota_left(&self) -> Option<QuotaLeft> {
-        matches!(self.slot.source, Source::Store(_)).then(|| self.queue.quota_left())?
+        let (left, instances) = self.queue.left();
+        matches!(self.slot.source, Source::Store(_)).then(|| left.tightest(instances))?
+    }
+
+    /// Returns whether it is time to compare the upstream's count with weir's, which is now and then.
+    pub fn compares_upstream(&self) -> bool {
+        let (_, instances) = self.queue.left();
+        let is_due = |instance: &LimiterInstance| instance.active.upstream_counts.is_due(self.sent);
+        matches!(self.slot.source, Source::Store(_)) && instances.iter().any(is_due)
+    }
+
+    /// Compares the upstream's count, as its response tells it, with weir's.
+    pub fn compare_upstream(&self, windows: &[Window]) {
+        let (left, instances) = self.queue.left();
+        left.compare(instances, windows);
     }
 
     /// Returns the report of the quota signals in the upstream's answer.

@@ -7,7 +7,11 @@ use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::algorithm::kind::refill;
 use crate::limiter::model::{Limit, Limiter};
 use crate::limiter::queue::active_limiter::LimiterInstance;
-use crate::usage::Refill;
+use crate::limiter::queue::upstream_report::{Window, limit_of};
+use crate::usage::{Refill, UpstreamCount};
+
+/// What the store said is compared with the upstream's count for a tenth of the limit's window.
+const LATELY_PART: u64 = 10;
 
 /// The permits left of the tightest of the limits that a request has satisfied.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -34,6 +38,34 @@ impl LastLeft {
         *moment = at;
         left.resize_with(available.len(), Vec::new);
         left.iter_mut().zip(available).for_each(|(left, available)| left.clone_from(available));
+    }
+
+    /// Compares what is left with what a response of the upstream tells of its windows, and notes the difference for each limit. What the
+    /// store said too long ago is not compared.
+    pub(in crate::limiter) fn compare(&self, instances: &[LimiterInstance], windows: &[Window]) {
+        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((at, all)) = last.as_ref() else { return };
+        for (instance, left) in instances.iter().zip(all) {
+            let (limiter, now) = (instance.limiter(), instance.active.session.moment());
+            for window in windows {
+                let Some(place) = limit_of(&limiter, window) else { continue };
+                let (Some(limit), Some(left)) = (limiter.limits.get(place), left.get(place)) else {
+                    continue;
+                };
+                if now - *at > Micros(Micros::from(limit.per).0 / LATELY_PART) {
+                    continue;
+                }
+                let signed = |permits: u64| i64::try_from(permits).unwrap_or(i64::MAX);
+                let apart = signed(*left).saturating_sub(signed(window.remaining));
+                let count = UpstreamCount {
+                    limit: Arc::clone(&limit.label),
+                    remaining: window.remaining,
+                    apart,
+                    age_us: 0,
+                };
+                instance.active.upstream_counts.note(now, count);
+            }
+        }
     }
 
     /// Returns what is left of the limit of which the least part is, or of several the fewest permits; `None` if nothing is known, or all limits space their permits.

@@ -237,7 +237,7 @@ impl PendingReport {
 
 /// Returns the place of the limit that a window belongs to: the limit of the same size and length, or the only limit if the
 /// answer reports neither.
-fn limit_of(limiter: &Limiter, window: &Window) -> Option<usize> {
+pub(in crate::limiter) fn limit_of(limiter: &Limiter, window: &Window) -> Option<usize> {
     let Window { limit, per, .. } = *window;
     if limit.is_none() && per.is_none() {
         return (limiter.limits.len() == 1).then_some(0);

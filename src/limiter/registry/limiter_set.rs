@@ -111,6 +111,16 @@ impl LimiterSet {
         Ok(entered)
     }
 
+    /// Notes the values of a request's partitions, where they may be shown; `value` returns that of a limiter, by its place in the order in
+    /// which the route names them.
+    pub fn name_partitions(&self, partitions: &[Option<Partition>], value: impl Fn(usize) -> String) {
+        for (active, place) in &self.inner.limiters {
+            if let Some(partition) = partitions.get(*place).copied().flatten() {
+                active.name_partition(partition, || value(*place));
+            }
+        }
+    }
+
     /// Counts a request among those that wait, before it is known which permits it needs.
     ///
     /// # Errors

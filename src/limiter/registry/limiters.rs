@@ -1,5 +1,6 @@
 //! All limiters of this process, over reloads.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use futures_util::future::join_all;
@@ -147,7 +148,14 @@ impl Limiters {
 
     /// Returns what this replica tells the fleet of every limiter, in the order of the configuration. Asks no store.
     pub fn readings(&self) -> Vec<Reading> {
+        self.in_force.queues.note_waits();
         self.active_limiters().iter().map(|active| readings::reading(active)).collect()
+    }
+
+    /// Returns the values of the partitions of a limiter that matter, by their hash in hexadecimal, where they may be shown.
+    pub fn partition_values(&self, name: &LimiterName) -> HashMap<String, Arc<str>> {
+        let active = self.active_limiters().into_iter().find(|active| active.name == *name);
+        active.map(|active| active.partition_values()).unwrap_or_default()
     }
 
     /// Returns one limiter, or one of its partitions, to be looked at or acted on by hand.

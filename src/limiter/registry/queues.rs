@@ -142,6 +142,15 @@ impl Queues {
         longest
     }
 
+    /// Notes how long the requests of each partition have waited so far.
+    pub(in crate::limiter) fn note_waits(&self) {
+        self.each(|queue| {
+            if let Some(waited) = queue.longest_wait() {
+                queue.instances.iter().for_each(|instance| instance.note_wait(waited));
+            }
+        });
+    }
+
     /// Looks at the flows that wait for each limiter whose callers share it. One may come several times.
     pub(in crate::limiter) fn each_flow(&self, mut look: impl FnMut(&ActiveLimiter, &FlowWaiting)) {
         self.each(|queue| {

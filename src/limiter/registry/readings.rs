@@ -30,6 +30,8 @@ pub(super) fn reading(active: &ActiveLimiter) -> Reading {
         sharing: if limiter.scope == Scope::Overall { Sharing::Fleet } else { Sharing::Replica },
         is_paused: active.pauses.is_paused(),
         waits: active.metrics().wait_counts(),
+        upstream_counts: active.upstream_counts.latest(active.session.moment()),
+        partitions: active.top_partitions().map(Arc::new),
         limits: limits.iter().enumerate().filter_map(limit_reading).collect(),
     }
 }

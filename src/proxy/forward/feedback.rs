@@ -62,7 +62,9 @@ fn report(
         return;
     };
     let mut undecided = None;
-    if is_rejection || may_pause || (receipt.follows_upstream() && Quota::is_reported(headers)) {
+    let compares = receipt.compares_upstream();
+    let reads_quota = is_rejection || may_pause;
+    if reads_quota || ((compares || receipt.follows_upstream()) && Quota::is_reported(headers)) {
         let quota = Quota::of(headers, SystemTime::now());
         if quota.invalid > 0 {
             metrics.upstream_invalid_quota_headers(quota.invalid);
@@ -72,7 +74,11 @@ fn report(
         if is_rejection {
             metrics.upstream_rejected(status.as_u16());
         }
-        let signal = UpstreamSignal { is_rejection, pauses, windows: windows(&quota) };
+        let windows = windows(&quota);
+        if compares {
+            receipt.compare_upstream(&windows);
+        }
+        let signal = UpstreamSignal { is_rejection, pauses, windows };
         limiter_set.report_upstream(&plan.partitions, &receipt, signal);
         undecided = (!by_body.is_empty()).then_some((by_body, quota.wait, is_rejection));
     }

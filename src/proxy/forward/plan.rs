@@ -37,6 +37,8 @@ pub(crate) trait Notes {
     fn routed(&mut self, route: &Arc<Route>);
     /// Notes what the keys of the route's limiters are read from.
     fn keys(&mut self, _facts: Facts<'_>, _rule: &Rule) {}
+    /// Notes the partitions of the route's limiters, and what they were read from.
+    fn partitioned(&mut self, _facts: Facts<'_>, _route: &Route, _partitions: &[Option<Partition>]) {}
 }
 
 /// The decisions about one request.
@@ -106,6 +108,7 @@ impl Plan {
         let facts = Facts { headers: read, uri, host, address, client: caller.name.as_deref(), body };
         notes.keys(facts, &route.rule);
         let partitions = facts.partitions(&route.rule.limiters)?;
+        notes.partitioned(facts, route, &partitions);
         let partition = |place: usize| partitions.get(place).copied().flatten();
         let learned = |place| route.learned_outputs.percentile_95(place, partition(place));
         let costs = request_head::costs(read, body, &route.rule, learned)?;

@@ -12,11 +12,12 @@ use tokio::time::Instant;
 
 use super::plan::Notes;
 use crate::config::model::{Errors, Route as Rule};
-use crate::limiter::{LimiterName, Permit, Provenance, model::Costs};
+use crate::limiter::{LimiterName, Partition, Permit, Provenance, model::Costs};
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
 use crate::proxy::messages::response::{self, CLIENT_LEFT, Refused};
 use crate::proxy::route::callers::{CallerCounts, Callers};
+use crate::proxy::route::partition::Facts;
 use crate::proxy::route::table::{Route, Table};
 use crate::telemetry::{AccessLine, AccessRule, Outcome, Summary, Trace};
 
@@ -95,6 +96,12 @@ impl Notes for Record {
     fn routed(&mut self, route: &Arc<Route>) {
         self.callers = Arc::clone(&route.callers);
         self.errors = route.rule.errors;
+    }
+
+    fn partitioned(&mut self, facts: Facts<'_>, route: &Route, partitions: &[Option<Partition>]) {
+        if let Some(limiter_set) = &route.limiter_set {
+            limiter_set.name_partitions(partitions, |place| facts.shown(&route.rule.limiters[place].1));
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Derives the partition of each limiter from a request: a hash over the values of the limiter's key, each read in one way only.
 //!
-//! Only the hash leaves this module, so no value can be logged; [`Facts::texts`] is for the asker of the very request. Knows nothing
+//! Only the hash leaves this module, so no value can be logged; [`Facts::texts`] is for the asker of the very request, and for
+//! operators where the limiter says `show_values`. Knows nothing
 //! of limits.
 
 use std::borrow::Cow;
@@ -73,6 +74,12 @@ impl Facts<'_> {
             })
         };
         key.iter().map(text).collect()
+    }
+
+    /// Returns the values of a limiter's key as one text for operators.
+    pub(crate) fn shown(&self, key: &[KeyPart]) -> String {
+        let texts = self.texts(key).into_iter();
+        texts.map(|text| text.unwrap_or_else(|| "(none)".to_owned())).collect::<Vec<_>>().join(", ")
     }
 
     fn partition(self, key: &[KeyPart]) -> Result<Partition, ProxyError> {
