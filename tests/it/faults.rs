@@ -213,3 +213,27 @@ async fn every_partition_is_written_back() {
     }
     assert_eq!(unavailable, 1, "the one whose key is not weir's");
 }
+
+/// A call that takes a second to fail is a part of the outage, and no time in which others may have used up the limit.
+#[tokio::test]
+async fn a_share_of_an_hour_is_granted_where_calls_take_a_second_to_fail() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    assert!(redis.store().contains("timeout: 1s"), "{}", redis.store());
+    let limiter = "{limits: [8/1s, 2000/1h], queue: {timeout: 1m, max_waiting: 100}}";
+    let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
+    let loads: Vec<Load> = fleet.iter().map(|weir| Load::start(weir, 4, &Request::get("/"))).collect();
+    // Both know of each other by now.
+    upstream.wait_for(30, PATIENCE).await;
+    redis.freeze(true);
+    for weir in &fleet {
+        eventually("its share is granted", PATIENCE, async || {
+            weir.metrics().await.sum("weir_permits_total", &[("result", "local")]) >= 4.0
+        })
+        .await;
+    }
+    for load in &loads {
+        assert_eq!(load.statuses().into_keys().collect::<Vec<_>>(), [200]);
+    }
+    upstream.assert_within(8, Duration::from_secs(1));
+}

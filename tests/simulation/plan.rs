@@ -192,7 +192,7 @@ impl Plan {
             seed,
             replicas,
             fleet_size: if exact { replicas as u64 } else { rng.u64(1..=3) },
-            store_timeout_ms: [50, 100, 100, 250][rng.usize(..4)],
+            store_timeout_ms: [50, 100, 1000, 250][rng.usize(..4)],
             script_time: SCRIPT_TIME,
             latency: [30, 60, 150, 400][rng.usize(..4)],
             drift_ppm: [0, 20, 200][rng.usize(..3)],

@@ -18,8 +18,8 @@ use crate::limiter::recovery::offline_grants::OwnPart;
 /// begin an outage as if they had not been used.
 const USAGES_MAX: usize = 100_000;
 
-/// How long before an outage the store must have told a limiter's usage: as long as an outage takes to begin, and some requests to come.
-const HEARD_LATELY: Micros = Micros::from_millis(1500);
+/// How long before a store's first failed call it must have told a limiter's usage: as long as some requests take to come.
+const HEARD_LATELY: Micros = Micros::from_millis(905);
 
 impl Worker {
     /// Takes in the fleet's usage from the answer to a call that was sent at a moment.
@@ -64,7 +64,8 @@ impl Worker {
         }
         let Fallback { store, clock, replica, .. } = &*self.fallback;
         let since = self.session.away_since().map_or_else(|| clock.now(), |since| clock.at(since));
-        let is_stale = self.usage.at + HEARD_LATELY < self.session.away_since().unwrap_or(self.usage.at);
+        let is_stale =
+            self.usage.at + self.heard_lately() < self.session.away_since().unwrap_or(self.usage.at);
         for limiter_ref in self.local_refs().unwrap_or_default() {
             let closed = limiter_ref.rules.iter().filter(|rule| is_stale || rule.is_soon_whole());
             let soon = closed.map(Rule::capacity);
@@ -77,7 +78,7 @@ impl Worker {
         let (share, now) = (self.share(), clock.now());
         let since = self.session.away_since().unwrap_or_else(|| self.session.moment());
         let lately =
-            self.session.clock().map(|known| known.earliest(since) - HEARD_LATELY).unwrap_or_default();
+            self.session.clock().map(|known| known.earliest(since) - self.heard_lately()).unwrap_or_default();
         let FleetUsage { used, at, answered, booked_until, is_old } = &self.usage;
         // The latest moment that this instant of the store's clock can be; in calendar windows, the one that the share takes it for.
         let last = booked_until.unwrap_or(*answered);
@@ -103,6 +104,12 @@ impl Worker {
             let used = if is_full { used.max(full) } else { used };
             store.charge_at(now, &limiter_ref, (at, used), *replica);
         }
+    }
+
+    /// Returns how long before an outage the store must have told a limiter's usage: an outage takes a call's deadline and a lease to begin,
+    /// and nobody is granted anything meanwhile.
+    fn heard_lately(&self) -> Micros {
+        self.session.terms.patience + HEARD_LATELY
     }
 
     /// Keeps the known usage in this replica's memory, for the next worker of the limiter if the store is unreachable then.
