@@ -71,6 +71,7 @@ mod tls;
 mod tokens;
 mod top_partitions;
 mod topologies;
+mod tour;
 mod traces;
 mod tunnels;
 mod upgrade;

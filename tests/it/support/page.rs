@@ -75,6 +75,8 @@ impl Page {
         let Screen { width, height, is_phone, is_dark } = screen;
         let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone});
         page.call("Emulation.setDeviceMetricsOverride", size).await;
+        // They would take their width from the page, but not from its pictures.
+        page.call("Emulation.setScrollbarsHidden", json!({"hidden": true})).await;
         let scheme = if is_dark { "dark" } else { "light" };
         let media = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
         page.call("Emulation.setEmulatedMedia", media).await;
@@ -170,7 +172,22 @@ impl Page {
 
     /// Saves a picture of the page in its full height.
     pub(crate) async fn picture(&mut self, path: &Path) {
-        let answer = self.call("Page.captureScreenshot", json!({"captureBeyondViewport": true})).await;
+        self.capture(json!({"captureBeyondViewport": true}), path).await;
+    }
+
+    /// Saves a picture of the element that a selector finds.
+    pub(crate) async fn picture_of(&mut self, selector: &str, path: &Path) {
+        let place = format!(
+            "(() => {{ const box = document.querySelector({}).getBoundingClientRect();
+             return {{ x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height, scale: 1 }}; }})()",
+            json!(selector)
+        );
+        let clip = self.value(&place).await;
+        self.capture(json!({"captureBeyondViewport": true, "clip": clip}), path).await;
+    }
+
+    async fn capture(&mut self, parameters: Value, path: &Path) {
+        let answer = self.call("Page.captureScreenshot", parameters).await;
         let picture = answer["data"].as_str().expect("a picture");
         fs::write(path, STANDARD.decode(picture).expect("base64")).expect("a file");
     }
