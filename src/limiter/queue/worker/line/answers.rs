@@ -137,7 +137,8 @@ impl Worker {
         for want in &sent.wants {
             if let Some(lane) = self.lanes.get_mut(&want.key) {
                 lane.told_until = want.told_until;
-                lane.tell(now + AGAIN_MIN);
+                // Not before that, even where the call has not told of all: those who are left come first.
+                lane.tell_at = Some(now + AGAIN_MIN);
             }
         }
     }

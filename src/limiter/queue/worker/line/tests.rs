@@ -314,3 +314,18 @@ fn another_core_takes_over_who_waits_and_what_is_held() {
     let call = call(&actions).unwrap();
     assert_eq!((told(call).len(), call.line.as_ref().unwrap().unused.len()), (2, 1));
 }
+
+#[test]
+fn a_line_that_leaves_newcomers_is_not_asked_again_at_once_about_those_behind_them() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    let now = after(300);
+    // Their waits end too far apart for one group, and a call tells of so many groups at most.
+    let arrivals = (0..130).map(|request| arrival(request, "etl", after(2 * u64::from(request)))).collect();
+    let actions = core.on(now, arrivals);
+    let told_of: u64 = call(&actions).map(told).into_iter().flatten().map(|(_, count)| count).sum();
+    assert_eq!(told_of, 128, "{actions:?}");
+    let answered_at = after(301);
+    let actions = core.on(answered_at, vec![answered(answered_at, 1, &[], Some(answered_at))]);
+    assert_eq!(call(&actions), None);
+    assert_eq!(call(&core.on(after(302), Vec::new())).map(told), Some(vec![(flow("etl").id, 128)]));
+}
