@@ -1466,6 +1466,13 @@ fn what_reads_bodies_must_be_able_to() {
             "    cost: {tokens: openai, json: n}\n",
             "routes[0].cost.json: not beside `tokens` or",
         ),
+        (
+            "{}",
+            "host",
+            "    cost: {settle: {input: a.b, include_usage: true}}\n",
+            "routes[0].cost.settle.include_usage: only with `tokens` or `estimate`",
+        ),
+        ("{}", "host", "    cost: {tokens: openai, settle: {include_usage: false}}\n", ""),
         ("{}", "host", "    cost: {tokens: openai, max: 3}\n", "routes[0].cost.max: not with an estimate"),
         (
             "{}",

@@ -143,6 +143,18 @@ pub struct Usage {
     pub combine: Combine,
     /// True if less than was taken is given back.
     pub refund: bool,
+    /// The streams that are asked for their usage.
+    pub streams: Streams,
+}
+
+/// The streams that are asked for their usage.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum Streams {
+    /// Those whose caller asks.
+    #[default]
+    AsCalled,
+    /// All that can tell it.
+    TellUsage,
 }
 
 /// The weights of the parts of a cost.
@@ -215,6 +227,7 @@ mod tests {
             weights,
             combine,
             refund: true,
+            streams: Streams::AsCalled,
         }
     }
 

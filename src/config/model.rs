@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use super::clients::{Clients, SubjectName};
-pub use super::costs::{Charge, Combine, Cost, Estimate, Learn, Settle, Usage, Weights};
+pub use super::costs::{Charge, Combine, Cost, Estimate, Learn, Settle, Streams, Usage, Weights};
 pub use super::errors::Errors;
 pub use super::json_path::{JsonMatch, JsonPath};
 pub use super::key_part::KeyPart;
@@ -290,6 +290,13 @@ impl Route {
     pub fn settles(&self) -> impl Iterator<Item = &Settle> {
         let own = self.charges.iter().filter_map(|charge| charge.settle.as_ref());
         self.settle.iter().filter(|_| self.charges.is_empty()).chain(own)
+    }
+
+    /// Returns whether streams are asked for their usage.
+    pub fn includes_usage(&self) -> bool {
+        self.settles()
+            .filter_map(|settle| settle.usage.as_ref())
+            .any(|usage| usage.streams == Streams::TellUsage)
     }
 
     /// Returns the costs of a request at its limiters.

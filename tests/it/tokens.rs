@@ -188,3 +188,50 @@ async fn replicas_keep_together_what_a_provider_counts() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_stream_is_asked_for_its_usage_and_hides_it_from_a_caller_that_did_not_ask() {
+    const PATH: &str = "/v1/chat/completions";
+    const BEGIN: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"π\"}}],\"usage\":null}\n\n";
+    const USAGE: &str =
+        "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":50,\"completion_tokens\":20}}\n\n";
+    const END: &str = "data: [DONE]\n\n";
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let whole = [BEGIN, USAGE, END].concat();
+    upstream.reply(PATH, Reply::status(200).header("content-type", "text/event-stream").body(whole.clone()));
+    let cost = "{tokens: openai, settle: {refund: true}}";
+    let weir = Weir::start(&config("memory", cost, &upstream.url())).await;
+    let hidden = [BEGIN, END].concat();
+    let signed = ("content-digest", "sha-256=:AA==:");
+    let mut left = 10_000;
+    for (body, header, expected) in [
+        (r#"{"stream": true, "messages": [], "max_tokens": 300}"#, None, &hidden),
+        (
+            r#"{"stream": true, "messages": [], "max_tokens": 300, "stream_options": {"include_usage": true}}"#,
+            None,
+            &whole,
+        ),
+        (r#"{"stream": true, "messages": [], "max_tokens": 300}"#, Some(signed), &whole),
+        (r#"{"messages": [], "max_tokens": 300}"#, None, &whole),
+    ] {
+        let request = Request::post(PATH, body.as_bytes()).header("content-type", "application/json");
+        let request = header.iter().fold(request, |request, (name, value)| request.header(name, value));
+        let answer = client::send(&weir.url(PATH), request).await.unwrap();
+        assert_eq!(&answer.text(), expected, "{body}");
+        let seen = upstream.seen().pop().expect("a request");
+        let told: serde_json::Value = serde_json::from_slice(&seen.body).expect("it is JSON still");
+        assert_eq!(seen.headers["content-length"], seen.body.len().to_string());
+        if expected == &hidden {
+            assert_eq!(told["stream_options"], serde_json::json!({"include_usage": true}));
+            assert_eq!(told["max_tokens"], 300);
+        } else {
+            assert_eq!(seen.body, body.as_bytes());
+        }
+        // It is settled in any case: the larger one of both.
+        left -= 50;
+        eventually(&format!("{left} are left"), PATIENCE, async || weir.available("tokens").await == [left])
+            .await;
+    }
+    assert_eq!(upstream.count(), 4);
+}

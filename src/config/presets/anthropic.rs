@@ -5,7 +5,7 @@
 //! `max_tokens` does not count. `max_tokens` is the estimate all the same until the output is learnt, because no answer is longer; the rest is
 //! given back.
 
-use super::preset::{NONE, Preset};
+use super::preset::{NONE, OutputMax, Preset};
 use crate::config::costs::{Combine, Learn};
 
 /// The input of a minute.
@@ -21,8 +21,7 @@ pub(super) const INPUT: Preset = Preset {
 /// The output of a minute.
 pub(super) const OUTPUT: Preset = Preset {
     of: &["messages", "system", "tools"],
-    first_of: &["max_tokens"],
-    otherwise: 4096,
+    output_max: OutputMax { first_of: &["max_tokens"], otherwise: 4096, times_first_of: &[] },
     combine: Combine::Output,
     output: &["usage.output_tokens", "message.usage.output_tokens"],
     refund: true,

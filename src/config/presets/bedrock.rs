@@ -6,19 +6,22 @@
 //! for newer models of Anthropic (`settle: {weights: {output: 5}}`), and 1 here. Its event streams are no server-sent events: of those the
 //! estimate stays.
 
-use super::preset::{NONE, Preset};
+use super::preset::{NONE, OutputMax, Preset};
 use crate::config::costs::Combine;
 
 /// The tokens of a minute of a model.
 pub(super) const BEDROCK: Preset = Preset {
     of: &["messages", "system", "toolConfig", "prompt", "inputText", "tools"],
-    first_of: &[
-        "inferenceConfig.maxTokens",
-        "max_tokens",
-        "max_tokens_to_sample",
-        "textGenerationConfig.maxTokenCount",
-    ],
-    otherwise: 4096,
+    output_max: OutputMax {
+        first_of: &[
+            "inferenceConfig.maxTokens",
+            "max_tokens",
+            "max_tokens_to_sample",
+            "textGenerationConfig.maxTokenCount",
+        ],
+        otherwise: 4096,
+        times_first_of: &[],
+    },
     combine: Combine::Sum,
     input: &["usage.inputTokens", "usage.input_tokens"],
     output: &["usage.outputTokens", "usage.output_tokens"],

@@ -84,6 +84,10 @@ pub(crate) struct Settle {
     /// what was used. Otherwise only more than the estimate is charged. `false` if absent.
     #[schemars(extend("examples" = [true]))]
     pub(crate) refund: Option<bool>,
+    /// Asks a stream for its usage where its caller does not, as OpenAI's chat completions need it, and hides the event that tells it alone
+    /// from that caller: the request's JSON body gets `stream_options: {include_usage: true}`. `true` for `tokens: openai`, else `false`.
+    #[schemars(extend("examples" = [false]))]
+    pub(crate) include_usage: Option<bool>,
 }
 
 /// The weight of a token of each kind.

@@ -7,7 +7,7 @@ use super::headers::{is_own, named_header};
 use super::json::{json_path, json_paths};
 use super::limiter::Keyed;
 use super::place::{At, Given, all, key};
-use crate::config::model::{Combine, Cost, Estimate, JsonPath, Learn, Settle, Usage, Weights};
+use crate::config::model::{Combine, Cost, Estimate, JsonPath, Learn, Settle, Streams, Usage, Weights};
 use crate::config::presets::PRESETS;
 use crate::config::presets::preset::Preset;
 use crate::config::problem::quoted;
@@ -42,6 +42,11 @@ pub(super) fn settle(check: &mut Check<'_>, given: &Given<'_, Written>) -> Optio
     let written = settle.value;
     let combine = cost.value.estimate.as_ref().and_then(|estimate| estimate.combine);
     let usage = usage(check, &settle, (preset, combine));
+    if written.include_usage == Some(true) && preset.is_none() && cost.value.estimate.is_none() {
+        // The body of the request is read for its estimate.
+        check.problem_of_key(&key!(settle.include_usage).at, "only with `tokens` or `estimate`");
+        return None;
+    }
     let is_empty = written.header.is_none() && written.json.is_none() && written.free.is_none();
     if is_empty && matches!(usage, Some(None)) {
         return check.refuse(&settle.at, "needs `header`, `json`, `free`, or `input` or `output`");
@@ -100,6 +105,7 @@ fn usage(
             written.cached.is_some(),
             written.weights.is_some(),
             written.refund.is_some(),
+            written.include_usage.is_some(),
         ];
         if given.contains(&true) {
             return check.refuse(&settle.at, "needs `input` or `output` for these keys");
@@ -111,7 +117,12 @@ fn usage(
     }
     let combine = combine.or(preset.map(|preset| preset.combine)).unwrap_or_default();
     let refund = settle.value.refund.or(preset.map(|preset| preset.refund)).unwrap_or_default();
-    Some(Some(Usage { input, output, plus, cached, weights, combine, refund }))
+    let streams = match settle.value.include_usage {
+        Some(true) => Streams::TellUsage,
+        Some(false) => Streams::AsCalled,
+        None => preset.map(|preset| preset.streams).unwrap_or_default(),
+    };
+    Some(Some(Usage { input, output, plus, cached, weights, combine, refund, streams }))
 }
 
 fn preset_of(name: &str) -> Option<&'static Preset> {
@@ -195,15 +206,15 @@ fn estimate(
     let (input, output) = (input.or(&no_input), output.or(&no_output));
     let bytes_per_permit = check.count(&key!(input.bytes_per_permit), 3, 1..=1000);
     let image = check.count(&key!(input.image), 1000, 0..=1_000_000);
-    let otherwise = preset.map_or(if has_output { 1000 } else { 0 }, |preset| preset.otherwise);
+    let otherwise = preset.map_or(if has_output { 1000 } else { 0 }, |preset| preset.output_max.otherwise);
     let otherwise = check.count(&key!(output.otherwise), otherwise, 0..=1_000_000);
     let mut places = |given: &Given<'_, Option<Paths>>, of_preset: fn(&Preset) -> &'static [&'static str]| {
         let own = given.checked(|paths| json_paths(check, &paths))?;
         Some(own.unwrap_or_else(|| parsed(preset.map(of_preset).unwrap_or_default())))
     };
     let of = places(&key!(input.of), |preset| preset.of);
-    let first_of = places(&key!(output.first_of), |preset| preset.first_of);
-    let times_first_of = places(&key!(output.times_first_of), |preset| preset.times_first_of);
+    let first_of = places(&key!(output.first_of), |preset| preset.output_max.first_of);
+    let times_first_of = places(&key!(output.times_first_of), |preset| preset.output_max.times_first_of);
     let enforced = limiters.iter().filter(|(limiter, _)| limiter.mode == Mode::Enforce);
     let grantable = enforced.map(|(limiter, _)| limiter.cost_max_anywhere()).min();
     let max = key!(estimate.max).checked(|_| permits(check, &key!(estimate.max)));

@@ -14,6 +14,7 @@ use super::rejection::{self, Asked, BodyRules};
 use super::settling::Settling;
 use crate::limiter::{QuotaLeft, Receipt, UpstreamSignal, Window};
 use crate::proxy::messages::quota::{Quota, QuotaWindow};
+use crate::proxy::messages::stream_usage::WithoutUsage;
 use crate::proxy::messages::{coding, response};
 use crate::proxy::route::table::Route;
 
@@ -26,6 +27,8 @@ pub(crate) struct Feedback {
     pub(crate) body_rules: Option<Box<BodyRules>>,
     /// The cost that its body has still to tell.
     pub(crate) settling: Option<Box<Settling>>,
+    /// The events of its body without the usage, for which the client has not asked.
+    pub(crate) without_usage: Option<Box<WithoutUsage>>,
 }
 
 /// Reports a response that arrived `elapsed` after its request was sent.

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures_util::future::Either;
-use http::header::{CONNECTION, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, Entry, UPGRADE};
 use http::uri::PathAndQuery;
 use http::{HeaderValue, Method, Request, Response, Version};
 use hyper::body::Incoming;
@@ -34,7 +34,7 @@ use crate::proxy::messages::form::Reader;
 use crate::proxy::messages::header_flags::HeaderFlags;
 use crate::proxy::messages::request_body::Rest;
 use crate::proxy::messages::response::{self, SWITCHING_PROTOCOLS};
-use crate::proxy::messages::{headers, limit_headers, request_body, request_head};
+use crate::proxy::messages::{headers, limit_headers, request_body, request_head, stream_usage};
 use crate::proxy::route::caller;
 use crate::proxy::route::links::Links;
 use crate::proxy::route::table::{Route, Table};
@@ -159,16 +159,36 @@ async fn plan_by_body(
 ) -> Result<Box<(Plan, Outgoing)>, Box<(ProxyError, ClientBody)>> {
     let Again { table, asked, route, flags, arrived } = again;
     let read = body_ahead::read(&table, (asked, &route), (client, arrived), &mut request).await;
-    let made =
-        read.and_then(|body| Plan::make(&table, client.sender(), &request, (flags, arrived, &body), record));
+    let made = read.and_then(|body| {
+        let (plan, target) = Plan::make(&table, client.sender(), &request, (flags, arrived, &body), record)?;
+        let rule = &plan.route.rule;
+        let lacks_usage = rule.includes_usage() && body.up_to(rule.body_bytes_max).lacks_usage();
+        Ok((plan, target, lacks_usage))
+    });
     match made {
         Err(error) => Err(Box::new((error, request.into_body()))),
-        Ok((mut plan, target)) => {
+        Ok((mut plan, target, lacks_usage)) => {
             plan.body_bytes = request.body().bytes_to_come();
-            let outgoing = Outgoing::new(&plan, target, request);
+            let asks_for_usage = lacks_usage && ask_for_usage(&mut request);
+            let mut outgoing = Outgoing::new(&plan, target, request);
+            outgoing.without_usage = asks_for_usage.then(Box::default);
             Ok(Box::new((plan, outgoing)))
         }
     }
+}
+
+/// Lets a request ask for the usage of its stream, unless it vouches for its body. Returns whether it does.
+fn ask_for_usage(request: &mut Request<ClientBody>) -> bool {
+    if stream_usage::is_signed(request.headers()) {
+        return false;
+    }
+    request.body_mut().insert_member(stream_usage::MEMBER);
+    let length = http_body::Body::size_hint(request.body()).exact();
+    if let (Entry::Occupied(mut known), Some(length)) = (request.headers_mut().entry(CONTENT_LENGTH), length)
+    {
+        known.insert(length.into());
+    }
+    true
 }
 
 /// Answers a request by its plan.
@@ -330,7 +350,12 @@ fn respond(
         return Ok(Answer::Response(response.map(|_| ResponseBody::announced(length))));
     }
     let idle_timeout = plan.route.upstream.settings().timeouts.idle;
-    let feedback = std::mem::take(&mut outgoing.feedback);
+    let mut feedback = std::mem::take(&mut outgoing.feedback);
+    if let Some(without_usage) = outgoing.without_usage.take().filter(|_| stream_usage::is_stream(&response))
+    {
+        feedback.without_usage = Some(without_usage);
+        response.headers_mut().remove(CONTENT_LENGTH);
+    }
     let body = |incoming| ResponseBody::upstream(incoming, idle_timeout, lease, feedback);
     Ok(Answer::Response(response.map(body)))
 }

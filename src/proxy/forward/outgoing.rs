@@ -17,6 +17,7 @@ use crate::proxy::listen::client::{Client, Sender};
 use crate::proxy::messages::client_body::ClientBody;
 use crate::proxy::messages::headers::{self, Origin};
 use crate::proxy::messages::request_body::RequestBody;
+use crate::proxy::messages::stream_usage::WithoutUsage;
 use crate::proxy::messages::upload::Upload;
 use crate::proxy::route::table::Route;
 use crate::proxy::upstream::lease::Ready;
@@ -41,6 +42,8 @@ pub(crate) struct Outgoing {
     pub(crate) upload: Option<Arc<Upload>>,
     /// True if head and body are copied for another attempt.
     pub(crate) keeps_copy: bool,
+    /// The view of a stream for the client, where weir asks for its usage, and not the client.
+    pub(crate) without_usage: Option<Box<WithoutUsage>>,
     /// The work that the last response leaves.
     pub(crate) feedback: Feedback,
 }
@@ -70,6 +73,7 @@ impl Outgoing {
             upgrade,
             upload: None,
             keeps_copy: false,
+            without_usage: None,
             feedback: Feedback::default(),
         }
     }

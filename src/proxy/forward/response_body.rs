@@ -16,6 +16,7 @@ use super::record::Record;
 use super::rejection::BodyRules;
 use super::settling::Settling;
 use crate::proxy::messages::idle_timer::{BodyError, IdleTimer};
+use crate::proxy::messages::stream_usage::WithoutUsage;
 use crate::proxy::net::stall;
 use crate::proxy::upstream::lease::Lease;
 use crate::telemetry::Outcome;
@@ -48,8 +49,10 @@ struct Download {
     rules: Option<Box<BodyRules>>,
     /// The cost that it has still to tell.
     settling: Option<Box<Settling>>,
-    /// The error with which it broke off, to be returned at the next poll.
-    broken: Option<BodyError>,
+    /// Its events without the usage, for which the client has not asked.
+    without_usage: Option<Box<WithoutUsage>>,
+    /// The trailers behind a last piece, or the error with which it broke off: to be returned at the next poll.
+    next: Option<Result<Frame<Bytes>, BodyError>>,
 }
 
 impl ResponseBody {
@@ -72,8 +75,9 @@ impl ResponseBody {
         feedback: Feedback,
     ) -> ResponseBody {
         let (timer, held) = (IdleTimer::new(idle_timeout), Held::default());
-        let Feedback { body_rules: rules, settling, .. } = feedback;
-        let download = Download { incoming, timer, lease: Some(lease), held, rules, settling, broken: None };
+        let Feedback { body_rules: rules, settling, without_usage, .. } = feedback;
+        let lease = Some(lease);
+        let download = Download { incoming, timer, lease, held, rules, settling, without_usage, next: None };
         ResponseBody { content: Content::Upstream(Box::new(download)), record: None }
     }
 
@@ -124,6 +128,25 @@ fn look(
     }
 }
 
+/// Takes the usage out of a stream of events. What is left of it at its end goes on before the trailers, which are kept in `next`.
+fn hide_usage(
+    events: &mut WithoutUsage,
+    frame: Option<Result<Frame<Bytes>, BodyError>>,
+    next: &mut Option<Result<Frame<Bytes>, BodyError>>,
+) -> Option<Result<Frame<Bytes>, BodyError>> {
+    match frame {
+        Some(Ok(frame)) if frame.is_data() => Some(Ok(frame.map_data(|piece| events.see(&piece)))),
+        Some(Err(error)) => Some(Err(error)),
+        end => match events.rest() {
+            None => end,
+            Some(rest) => {
+                *next = end;
+                Some(Ok(Frame::data(rest)))
+            }
+        },
+    }
+}
+
 /// The way in which a body ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -146,10 +169,11 @@ impl http_body::Body for ResponseBody {
             Content::Own(bytes) if bytes.is_empty() => None,
             Content::Own(bytes) => Some(Ok(Frame::data(std::mem::take(bytes)))),
             Content::Upstream(download) => {
-                let Download { incoming, timer, lease, held, rules, settling, broken } = &mut **download;
-                if let Some(error) = broken.take() {
-                    body.settle(End::Failed);
-                    return Poll::Ready(Some(Err(error)));
+                let Download { incoming, timer, lease, held, rules, settling, without_usage, next } =
+                    &mut **download;
+                if let Some(next) = next.take() {
+                    body.settle(if next.is_ok() { End::Complete } else { End::Failed });
+                    return Poll::Ready(Some(next));
                 }
                 // While a piece is held, the stream still waits for its client, and not for a further piece.
                 ready!(held.poll_room(context));
@@ -165,10 +189,14 @@ impl http_body::Body for ResponseBody {
                 if rules.is_some() || settling.is_some() {
                     look(rules, settling, &frame);
                 }
+                let frame = match without_usage {
+                    Some(events) => hide_usage(events, frame, next),
+                    None => frame,
+                };
                 match frame {
                     // At an error hyper closes the connection and drops unwritten bytes, so it gets a turn to write them first.
                     Some(Err(error)) => {
-                        *broken = Some(error);
+                        *next = Some(Err(error));
                         context.waker().wake_by_ref();
                         return Poll::Pending;
                     }
@@ -191,7 +219,10 @@ impl http_body::Body for ResponseBody {
         match &self.content {
             Content::Announced(_) => false,
             Content::Own(bytes) => bytes.is_empty(),
-            Content::Upstream(download) => download.broken.is_none() && download.incoming.is_end_stream(),
+            Content::Upstream(download) => {
+                let has_rest = download.without_usage.as_ref().is_some_and(|events| events.has_rest());
+                download.next.is_none() && !has_rest && download.incoming.is_end_stream()
+            }
         }
     }
 
@@ -199,6 +230,7 @@ impl http_body::Body for ResponseBody {
         match &self.content {
             Content::Announced(length) => SizeHint::with_exact(*length),
             Content::Own(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Content::Upstream(download) if download.without_usage.is_some() => SizeHint::default(),
             Content::Upstream(download) => download.incoming.size_hint(),
         }
     }

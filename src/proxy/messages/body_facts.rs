@@ -6,9 +6,9 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use super::coding;
 use super::json_values::{Found, values_at};
 use super::text_sizes::{TextSize, sizes_at};
+use super::{coding, stream_usage};
 use crate::config::model::JsonPath;
 use crate::proxy::error::ProxyError;
 
@@ -32,8 +32,17 @@ pub(crate) struct BodyPaths {
     values: Vec<JsonPath>,
     /// Those of texts that are measured.
     texts: Vec<JsonPath>,
-    /// True if the length of whole bodies is of use.
-    has_lengths: bool,
+    whole: Whole,
+}
+
+/// The facts of whole bodies that are of use.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Whole {
+    #[default]
+    Nothing,
+    Length,
+    /// The length, and whether a body asks for a stream without its usage.
+    LengthAndUsage,
 }
 
 impl BodyPaths {
@@ -46,7 +55,7 @@ impl BodyPaths {
 
     /// Adds the places of texts; of none, the whole body is measured.
     pub(crate) fn add_texts(&mut self, paths: &[JsonPath]) {
-        self.has_lengths = true;
+        self.whole = self.whole.max(Whole::Length);
         for path in paths {
             if !self.texts.contains(path) {
                 self.texts.push(path.clone());
@@ -54,9 +63,14 @@ impl BodyPaths {
         }
     }
 
+    /// Lets bodies tell whether they ask for a stream without its usage.
+    pub(crate) fn add_usage(&mut self) {
+        self.whole = Whole::LengthAndUsage;
+    }
+
     /// Returns whether nothing of bodies is looked at.
     pub(crate) fn is_empty(&self) -> bool {
-        self.values.is_empty() && !self.has_lengths
+        self.values.is_empty() && self.whole == Whole::Nothing
     }
 }
 
@@ -93,6 +107,8 @@ struct Known {
     sizes: Vec<Option<TextSize>>,
     /// The larger one of its sizes, with and without its content coding.
     bytes: u64,
+    /// True if it asks for a stream without its usage, and can be changed: it is in no content coding.
+    lacks_usage: bool,
 }
 
 impl BodyFacts {
@@ -121,7 +137,10 @@ impl BodyFacts {
         });
         let Some((found, sizes, length)) = read else { return BodyFacts::unlooked(body.len() as u64) };
         let bytes = length.max(body.len()) as u64;
-        BodyFacts(State::Known(Known { paths: Arc::clone(paths), found, sizes, bytes }))
+        let lacks_usage = paths.whole == Whole::LengthAndUsage
+            && coding::is_none(coding)
+            && stream_usage::lacks_usage(body);
+        BodyFacts(State::Known(Known { paths: Arc::clone(paths), found, sizes, bytes, lacks_usage }))
     }
 
     /// Returns whether the body has still to be read.
@@ -194,6 +213,11 @@ impl<'a> Body<'a> {
             State::Known(known) if known.bytes > self.bytes_max => Content::Length(known.bytes),
             State::Known(known) => Content::Json(known.bytes),
         }
+    }
+
+    /// Returns whether the body asks for a stream without its usage, and can be changed.
+    pub(crate) fn lacks_usage(self) -> bool {
+        matches!(&self.facts.0, State::Known(known) if known.lacks_usage && known.bytes <= self.bytes_max)
     }
 
     /// Returns the size of the text at a path; `None` without one.

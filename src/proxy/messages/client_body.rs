@@ -67,6 +67,25 @@ impl ClientBody {
         self.ahead = Some(Box::new(Ahead { pieces, bytes, is_whole }));
     }
 
+    /// Puts a member in front of those of the mapping that was read ahead.
+    pub(crate) fn insert_member(&mut self, member: &'static [u8]) {
+        let Some(ahead) = &mut self.ahead else { return };
+        // Only white space stands before it.
+        let brace = |piece: &Frame<Bytes>| piece.data_ref()?.iter().position(|byte| *byte == b'{');
+        let Some((place, at)) =
+            ahead.pieces.iter().enumerate().find_map(|(place, piece)| Some((place, brace(piece)?)))
+        else {
+            return;
+        };
+        let mut rest = ahead.pieces.split_off(place);
+        if let Some(Ok(mut before)) = rest.pop_front().map(Frame::into_data) {
+            let behind = before.split_off(at + 1);
+            ahead.pieces.extend([before, Bytes::from_static(member), behind].map(Frame::data));
+            ahead.bytes += member.len() as u64;
+        }
+        ahead.pieces.append(&mut rest);
+    }
+
     /// Returns the bytes that are still to come from the client, as far as it tells.
     pub(crate) fn bytes_to_come(&self) -> u64 {
         self.incoming.size_hint().lower()

@@ -30,7 +30,7 @@ pub(crate) fn begin(coding: &str, bytes: &[u8], bytes_max: usize) -> Vec<u8> {
 
 /// Decodes a whole body; `None` if it is larger than `bytes_max`, broken, or in a coding that is not known.
 pub(crate) fn whole<'a>(coding: &str, bytes: &'a [u8], bytes_max: usize) -> Option<Cow<'a, [u8]>> {
-    if is_plain(coding) {
+    if is_none(coding) {
         return (bytes.len() <= bytes_max).then_some(Cow::Borrowed(bytes));
     }
     let mut plain = Vec::new();
@@ -38,13 +38,14 @@ pub(crate) fn whole<'a>(coding: &str, bytes: &'a [u8], bytes_max: usize) -> Opti
     (plain.len() <= bytes_max).then_some(Cow::Owned(plain))
 }
 
-fn is_plain(coding: &str) -> bool {
+/// Returns whether a body with this coding is in none.
+pub(crate) fn is_none(coding: &str) -> bool {
     matches!(coding, "" | "identity")
 }
 
 fn decoder<'a>(coding: &str, bytes: &'a [u8]) -> Option<Box<dyn Read + 'a>> {
     match coding {
-        _ if is_plain(coding) => Some(Box::new(bytes)),
+        _ if is_none(coding) => Some(Box::new(bytes)),
         "gzip" | "x-gzip" => Some(Box::new(MultiGzDecoder::new(bytes))),
         "deflate" => Some(Box::new(ZlibDecoder::new(bytes))),
         _ => None,

@@ -21,6 +21,7 @@ pub(crate) mod request_body;
 pub(crate) mod request_head;
 pub(crate) mod response;
 pub(crate) mod settle;
+pub(crate) mod stream_usage;
 pub(crate) mod text_sizes;
 pub(crate) mod upload;
 pub(crate) mod versions;

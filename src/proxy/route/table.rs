@@ -75,6 +75,9 @@ fn body_paths(routes: &[Arc<Route>]) -> Arc<BodyPaths> {
         let keys = limiters.iter().flat_map(|(_, key)| key.iter());
         let parts = keys.chain(flow.iter()).filter_map(KeyPart::json_path);
         conditions.chain(parts).for_each(|path| paths.add_value(path));
+        if rule.includes_usage() {
+            paths.add_usage();
+        }
         for cost in rule.costs() {
             match cost {
                 Cost::Json { path, .. } => paths.add_value(path),
