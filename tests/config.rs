@@ -211,6 +211,14 @@ routes:
         "2:72: limiters.a.overrides.***: key \"***\" is given twice; the first is on line 2",
     ),
     (
+        "limiters:\n  a: {limits: [1/s], key: [json:auth.Token], overrides: {sk-1: [0/s]}}\nROUTES",
+        "2:65: limiters.a.overrides.***: the rate must be from 1 to 1000000000",
+    ),
+    (
+        "limiters:\n  a: {limits: [1/s], key: [{json: api_key, map: {a: b}}], overrides: {sk-1: [0/s]}}\nROUTES",
+        "2:78: limiters.a.overrides.***: the rate must be from 1 to 1000000000",
+    ),
+    (
         "limiters:\n  a: {limits: [0/s], key: [host], overrides: {b: [0/s]}}\nROUTES",
         "2:16: limiters.a.limits[0]: the rate must be from 1\n2:51: limiters.a.overrides.b[0]: the rate must be from 1",
     ),

@@ -17,6 +17,11 @@ impl JsonPath {
         (steps.len() <= STEPS_MAX && steps.iter().all(|step| !step.is_empty())).then_some(JsonPath(steps))
     }
 
+    /// Returns the place of a member of the outermost mapping.
+    pub fn of_member(name: &str) -> JsonPath {
+        JsonPath(Arc::new([name.into()]))
+    }
+
     /// Returns the steps.
     pub fn steps(&self) -> &[Box<str>] {
         &self.0

@@ -50,8 +50,15 @@ impl KeyPart {
     pub(crate) fn is_credential(&self) -> bool {
         match self {
             KeyPart::Header(name) => is_credential(name),
-            KeyPart::Query(name) => is_secret(&name.to_ascii_lowercase()),
-            _ => false,
+            KeyPart::Query(name) => is_secret_name(name),
+            KeyPart::Json(path) => path.steps().iter().any(|step| is_secret_name(step)),
+            KeyPart::Mapped(part, _) => part.is_credential(),
+            KeyPart::Host
+            | KeyPart::Path(_)
+            | KeyPart::ClientIp { .. }
+            | KeyPart::Client
+            | KeyPart::Captured(_)
+            | KeyPart::Route(_) => false,
         }
     }
 
@@ -67,11 +74,12 @@ impl KeyPart {
 
 /// Returns whether a header is likely to carry a credential.
 pub(crate) fn is_credential(name: &HeaderName) -> bool {
-    is_secret(name.as_str())
+    is_secret_name(name.as_str())
 }
 
-/// Returns whether something with this name, in lower case, is likely to be a credential.
-fn is_secret(name: &str) -> bool {
+/// Returns whether something with this name is likely to be a credential.
+pub(super) fn is_secret_name(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
     let words = ["auth", "cookie", "key", "token", "secret", "password", "signature", "credential"];
     words.iter().any(|word| name.contains(word))
 }

@@ -4,12 +4,11 @@
 //! values of `set_headers` and `match.headers`. In URLs, the password is masked, or the user if there is no password. The places of what is masked in a
 //! file are found by the same rule. The values of a key that is a credential are masked where `overrides` names them.
 
-use http::HeaderName;
 use serde_json::{Map, Value as Json};
 use sha2::{Digest, Sha256};
 
 use super::interpolate::{Absent, Segment, segments};
-use super::key_part::is_credential;
+use super::key_part::is_secret_name;
 use super::problem::{Mark, Secrets, key_path};
 use super::yaml::{Entry, Kind, Node, Origin, Scalar, Value};
 
@@ -93,8 +92,11 @@ fn show(node: &Node, key: &str, secret: bool) -> Json {
 /// Returns the overrides of a limiter whose key is a credential, if that is what this entry of a mapping is.
 fn secret_names<'a>(mapping: &Node, entry: &'a Entry) -> Option<&'a [Entry]> {
     let of_credential = |part: &Node| {
-        let name = part.text().and_then(|part| part.strip_prefix("header:"));
-        name.and_then(|name| HeaderName::try_from(name).ok()).is_some_and(|name| is_credential(&name))
+        let name = match part.text() {
+            Some(text) => text.split_once(':').map(|(_, name)| name),
+            None => part.get("json").and_then(Node::text),
+        };
+        name.is_some_and(is_secret_name)
     };
     let key = mapping.get("key").filter(|_| entry.key == "overrides")?;
     match &entry.value.value {

@@ -162,33 +162,33 @@ async fn plan_by_body(
     let made = read.and_then(|body| {
         let (plan, target) = Plan::make(&table, client.sender(), &request, (flags, arrived, &body), record)?;
         let rule = &plan.route.rule;
-        let lacks_usage = rule.includes_usage() && body.up_to(rule.body_bytes_max).lacks_usage();
+        let lacks_usage = rule.includes_usage()
+            && stream_usage::can_change(request.headers())
+            && stream_usage::lacks_usage(body.up_to(rule.body_bytes_max));
         Ok((plan, target, lacks_usage))
     });
     match made {
         Err(error) => Err(Box::new((error, request.into_body()))),
         Ok((mut plan, target, lacks_usage)) => {
             plan.body_bytes = request.body().bytes_to_come();
-            let asks_for_usage = lacks_usage && ask_for_usage(&mut request);
+            if lacks_usage {
+                ask_for_usage(&mut request);
+            }
             let mut outgoing = Outgoing::new(&plan, target, request);
-            outgoing.without_usage = asks_for_usage.then(Box::default);
+            outgoing.without_usage = lacks_usage.then(Box::default);
             Ok(Box::new((plan, outgoing)))
         }
     }
 }
 
-/// Lets a request ask for the usage of its stream, unless it vouches for its body. Returns whether it does.
-fn ask_for_usage(request: &mut Request<ClientBody>) -> bool {
-    if stream_usage::is_signed(request.headers()) {
-        return false;
-    }
+/// Lets a request ask for the usage of its stream.
+fn ask_for_usage(request: &mut Request<ClientBody>) {
     request.body_mut().insert_member(stream_usage::MEMBER);
     let length = http_body::Body::size_hint(request.body()).exact();
     if let (Entry::Occupied(mut known), Some(length)) = (request.headers_mut().entry(CONTENT_LENGTH), length)
     {
         known.insert(length.into());
     }
-    true
 }
 
 /// Answers a request by its plan.

@@ -6,9 +6,9 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use super::coding;
 use super::json_values::{Found, values_at};
 use super::text_sizes::{TextSize, sizes_at};
-use super::{coding, stream_usage};
 use crate::config::model::JsonPath;
 use crate::proxy::error::ProxyError;
 
@@ -32,17 +32,8 @@ pub(crate) struct BodyPaths {
     values: Vec<JsonPath>,
     /// Those of texts that are measured.
     texts: Vec<JsonPath>,
-    whole: Whole,
-}
-
-/// The facts of whole bodies that are of use.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Whole {
-    #[default]
-    Nothing,
-    Length,
-    /// The length, and whether a body asks for a stream without its usage.
-    LengthAndUsage,
+    /// True if the length of bodies is of use.
+    measures: bool,
 }
 
 impl BodyPaths {
@@ -55,7 +46,7 @@ impl BodyPaths {
 
     /// Adds the places of texts; of none, the whole body is measured.
     pub(crate) fn add_texts(&mut self, paths: &[JsonPath]) {
-        self.whole = self.whole.max(Whole::Length);
+        self.measures = true;
         for path in paths {
             if !self.texts.contains(path) {
                 self.texts.push(path.clone());
@@ -63,14 +54,9 @@ impl BodyPaths {
         }
     }
 
-    /// Lets bodies tell whether they ask for a stream without its usage.
-    pub(crate) fn add_usage(&mut self) {
-        self.whole = Whole::LengthAndUsage;
-    }
-
     /// Returns whether nothing of bodies is looked at.
     pub(crate) fn is_empty(&self) -> bool {
-        self.values.is_empty() && self.whole == Whole::Nothing
+        self.values.is_empty() && !self.measures
     }
 }
 
@@ -107,8 +93,6 @@ struct Known {
     sizes: Vec<Option<TextSize>>,
     /// The larger one of its sizes, with and without its content coding.
     bytes: u64,
-    /// True if it asks for a stream without its usage, and can be changed: it is in no content coding.
-    lacks_usage: bool,
 }
 
 impl BodyFacts {
@@ -137,10 +121,7 @@ impl BodyFacts {
         });
         let Some((found, sizes, length)) = read else { return BodyFacts::unlooked(body.len() as u64) };
         let bytes = length.max(body.len()) as u64;
-        let lacks_usage = paths.whole == Whole::LengthAndUsage
-            && coding::is_none(coding)
-            && stream_usage::lacks_usage(body);
-        BodyFacts(State::Known(Known { paths: Arc::clone(paths), found, sizes, bytes, lacks_usage }))
+        BodyFacts(State::Known(Known { paths: Arc::clone(paths), found, sizes, bytes }))
     }
 
     /// Returns whether the body has still to be read.
@@ -215,9 +196,12 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// Returns whether the body asks for a stream without its usage, and can be changed.
-    pub(crate) fn lacks_usage(self) -> bool {
-        matches!(&self.facts.0, State::Known(known) if known.lacks_usage && known.bytes <= self.bytes_max)
+    /// Returns what was found at a path of a body that was read.
+    pub(crate) fn found(self, path: &JsonPath) -> &'a Found {
+        let State::Known(known) = &self.facts.0 else { return &Found::Nothing };
+        let place = known.paths.values.iter().position(|known| known == path);
+        let found = place.filter(|_| known.bytes <= self.bytes_max).and_then(|place| known.found.get(place));
+        found.unwrap_or(&Found::Nothing)
     }
 
     /// Returns the size of the text at a path; `None` without one.
@@ -228,20 +212,13 @@ impl<'a> Body<'a> {
     }
 
     fn value(self, path: &JsonPath, is_vital: bool) -> Result<Option<&'a str>, ProxyError> {
-        let known = match &self.facts.0 {
-            State::Nothing | State::Unlooked(_) => return Ok(None),
-            State::Unread(_) => {
-                self.facts.ask(Asked { rank: None, bytes_max: self.bytes_max, is_vital });
-                return Ok(None);
-            }
-            State::Known(known) if known.bytes > self.bytes_max => return Ok(None),
-            State::Known(known) => known,
-        };
-        let place = known.paths.values.iter().position(|known| known == path);
-        match place.and_then(|place| known.found.get(place)) {
-            None | Some(Found::Nothing) => Ok(None),
-            Some(Found::Value(value)) => Ok(Some(value)),
-            Some(Found::Ambiguous) => {
+        if self.facts.is_unread() {
+            self.facts.ask(Asked { rank: None, bytes_max: self.bytes_max, is_vital });
+        }
+        match self.found(path) {
+            Found::Nothing | Found::Other => Ok(None),
+            Found::Value(value) => Ok(Some(value)),
+            Found::Ambiguous => {
                 Err(ProxyError::Ambiguous { kind: "JSON value", name: path.to_string().into() })
             }
         }

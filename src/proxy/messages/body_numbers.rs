@@ -8,11 +8,35 @@ mod find;
 mod scanner;
 
 use http::HeaderMap;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::header::CONTENT_TYPE;
 
 use self::events::Events;
+pub(super) use self::find::line_end;
 use self::scanner::Scanner;
+use super::coding;
 use crate::config::model::JsonPath;
+
+/// The kinds of bodies that are looked into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A JSON document, or a sequence of them, which is scanned as one is.
+    Json,
+    /// Server-sent events.
+    Events,
+}
+
+impl Kind {
+    /// Returns the kind of a body with these headers; `None` if it is another one, or in a content coding.
+    pub(crate) fn of(headers: &HeaderMap) -> Option<Kind> {
+        let kind = headers.get(CONTENT_TYPE).filter(|_| coding::is_none(&coding::name(headers)))?;
+        let kind = kind.to_str().ok()?.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        match kind.as_str() {
+            "text/event-stream" => Some(Kind::Events),
+            "application/json" | "application/x-ndjson" | "application/jsonl" => Some(Kind::Json),
+            kind => kind.ends_with("+json").then_some(Kind::Json),
+        }
+    }
+}
 
 /// The numbers at some paths of a body.
 pub(crate) struct BodyNumbers {
@@ -25,17 +49,9 @@ impl BodyNumbers {
     /// Begins to look for numbers in a body with these headers, each no larger than `max`; `None` if it is neither JSON nor events, or in a
     /// content coding.
     pub(crate) fn of(headers: &HeaderMap, paths: &[JsonPath], max: u64) -> Option<BodyNumbers> {
-        let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?").trim());
-        if text(CONTENT_ENCODING).is_some_and(|coding| !coding.eq_ignore_ascii_case("identity")) {
-            return None;
-        }
-        let kind = text(CONTENT_TYPE)?.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-        let events = match kind.as_str() {
-            "text/event-stream" => Some(Events::default()),
-            // A sequence of documents is scanned as one is.
-            "application/json" | "application/x-ndjson" | "application/jsonl" => None,
-            kind if kind.ends_with("+json") => None,
-            _ => return None,
+        let events = match Kind::of(headers)? {
+            Kind::Events => Some(Events::default()),
+            Kind::Json => None,
         };
         Some(BodyNumbers { scanner: Scanner::new(paths, max), events })
     }

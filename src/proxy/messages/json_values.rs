@@ -10,9 +10,10 @@ use crate::config::model::JsonPath;
 /// The value at a path of a document.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// None, `null`, a list or a mapping.
     #[default]
     Nothing,
+    /// `null`, a list or a mapping.
+    Other,
     /// A text as it is, or a number, true or false as JSON writes it.
     Value(Box<str>),
     /// A member on the way is there twice, or in another case.
@@ -50,10 +51,10 @@ impl<'de> DeserializeSeed<'de> for Walk<'_> {
 
 impl Walk<'_> {
     /// Takes a value for the ways that end here.
-    fn ends_with(self, value: impl Fn() -> Box<str>) {
+    fn ends_with(&mut self, value: &Found) {
         for (path, _) in self.ways.iter().filter(|(_, steps)| steps.is_empty()) {
             if self.found[*path] == Found::Nothing {
-                self.found[*path] = Found::Value(value());
+                self.found[*path] = value.clone();
             }
         }
     }
@@ -66,36 +67,38 @@ impl<'de> Visitor<'de> for Walk<'_> {
         formatter.write_str("any value")
     }
 
-    fn visit_bool<E: Error>(self, value: bool) -> Result<(), E> {
-        self.ends_with(|| value.to_string().into());
+    fn visit_bool<E: Error>(mut self, value: bool) -> Result<(), E> {
+        self.ends_with(&Found::Value(value.to_string().into()));
         Ok(())
     }
 
-    fn visit_i64<E: Error>(self, value: i64) -> Result<(), E> {
-        self.ends_with(|| value.to_string().into());
+    fn visit_i64<E: Error>(mut self, value: i64) -> Result<(), E> {
+        self.ends_with(&Found::Value(value.to_string().into()));
         Ok(())
     }
 
-    fn visit_u64<E: Error>(self, value: u64) -> Result<(), E> {
-        self.ends_with(|| value.to_string().into());
+    fn visit_u64<E: Error>(mut self, value: u64) -> Result<(), E> {
+        self.ends_with(&Found::Value(value.to_string().into()));
         Ok(())
     }
 
-    fn visit_f64<E: Error>(self, value: f64) -> Result<(), E> {
-        self.ends_with(|| value.to_string().into());
+    fn visit_f64<E: Error>(mut self, value: f64) -> Result<(), E> {
+        self.ends_with(&Found::Value(value.to_string().into()));
         Ok(())
     }
 
-    fn visit_str<E: Error>(self, value: &str) -> Result<(), E> {
-        self.ends_with(|| value.into());
+    fn visit_str<E: Error>(mut self, value: &str) -> Result<(), E> {
+        self.ends_with(&Found::Value(value.into()));
         Ok(())
     }
 
-    fn visit_unit<E: Error>(self) -> Result<(), E> {
+    fn visit_unit<E: Error>(mut self) -> Result<(), E> {
+        self.ends_with(&Found::Other);
         Ok(())
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+    fn visit_map<A: MapAccess<'de>>(mut self, mut members: A) -> Result<(), A::Error> {
+        self.ends_with(&Found::Other);
         let mut seen = vec![false; self.ways.len()];
         let mut inside: Vec<Way<'_>> = Vec::new();
         while let Some(name) = members.next_key::<String>()? {
@@ -121,7 +124,8 @@ impl<'de> Visitor<'de> for Walk<'_> {
         Ok(())
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut elements: A) -> Result<(), A::Error> {
+        self.ends_with(&Found::Other);
         let place = |(_, steps): &Way<'_>| steps.first().and_then(|step| index(step));
         let last = self.ways.iter().filter_map(place).max();
         let mut inside: Vec<Way<'_>> = Vec::new();
@@ -178,8 +182,8 @@ mod tests {
         for (path, expected) in [
             ("model", value("gpt-5")),
             ("n", value("3")),
-            ("stop", Found::Nothing),
-            ("messages", Found::Nothing),
+            ("stop", Found::Other),
+            ("messages", Found::Other),
             ("messages.1.role", value("é")),
             ("messages.1.x.0", value("1.5")),
             ("messages.01.role", Found::Nothing),
@@ -187,7 +191,7 @@ mod tests {
             ("messages.2", Found::Nothing),
             ("stream", value("true")),
             ("0", value("-1")),
-            ("of", Found::Nothing),
+            ("of", Found::Other),
             ("of.model", value("other")),
             ("of.n.n", value("1000")),
             ("model.x", Found::Nothing),
@@ -252,8 +256,8 @@ mod tests {
         let lists = format!(r#"{{"x": {}, "model": "a"}}"#, deep("[", "", "]"));
         assert_eq!(at(&lists, "model"), Some(value("a")));
         let mappings = format!(r#"{{"model": {}}}"#, deep("{\"a\":", "1", "}"));
-        assert_eq!(at(&mappings, "model"), Some(Found::Nothing));
-        assert_eq!(at(&mappings, "model.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a"), Some(Found::Nothing));
+        assert_eq!(at(&mappings, "model"), Some(Found::Other));
+        assert_eq!(at(&mappings, "model.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a"), Some(Found::Other));
         assert_eq!(at(&deep("[", "", ""), "model"), None);
     }
 
@@ -287,7 +291,7 @@ mod tests {
         match place {
             Value::String(text) => value(text),
             Value::Bool(_) | Value::Number(_) => value(&place.to_string()),
-            Value::Null | Value::Array(_) | Value::Object(_) => Found::Nothing,
+            Value::Null | Value::Array(_) | Value::Object(_) => Found::Other,
         }
     }
 

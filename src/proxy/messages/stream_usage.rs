@@ -4,11 +4,18 @@
 //! OpenAI's chat completions tell the usage of a stream with `stream_options: {include_usage: true}` alone: by a last event without choices
 //! (<https://platform.openai.com/docs/api-reference/chat/create>, as others quoted it in November 2026). Decides nothing about costs.
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, Response};
+use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde::{Deserialize, Deserializer};
+
+use super::body_facts::Body;
+use super::body_numbers::{Kind, line_end};
+use super::coding;
+use super::json_values::Found;
+use crate::config::model::JsonPath;
 
 /// The member that asks for the usage, as it is put in front of the others.
 pub(crate) const MEMBER: &[u8] = br#""stream_options":{"include_usage":true},"#;
@@ -25,45 +32,32 @@ const DIGESTS: [HeaderName; 5] = [
     HeaderName::from_static("x-amz-content-sha256"),
 ];
 
-/// Returns whether a request vouches for the bytes of its body.
-pub(crate) fn is_signed(headers: &HeaderMap) -> bool {
-    DIGESTS.iter().any(|name| headers.contains_key(name))
+/// The members of a request that decide: whether it is for a stream, what it says of that, and what is told of chats and of texts.
+static PLACES: LazyLock<[JsonPath; 4]> =
+    LazyLock::new(|| ["stream", "stream_options", "messages", "prompt"].map(JsonPath::of_member));
+
+/// Returns the places in bodies that [`lacks_usage`] looks at.
+pub(crate) fn places() -> &'static [JsonPath] {
+    &*PLACES
 }
 
-/// Returns whether a whole body asks for a stream, of a kind that can tell its usage, and says nothing of that.
-pub(crate) fn lacks_usage(body: &[u8]) -> bool {
-    /// A member that is there, whatever its value.
-    #[derive(Default)]
-    struct There(bool);
-    impl<'de> Deserialize<'de> for There {
-        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<There, D::Error> {
-            IgnoredAny::deserialize(deserializer).map(|_| There(true))
-        }
-    }
-    #[derive(Deserialize)]
-    struct Asked {
-        stream: bool,
-        #[serde(default)]
-        stream_options: There,
-        #[serde(default)]
-        messages: There,
-        #[serde(default)]
-        prompt: There,
-    }
-    // A list would be read as the members in their order.
-    body.trim_ascii_start().starts_with(b"{")
-        && serde_json::from_slice::<Asked>(body).is_ok_and(|asked| {
-            asked.stream && !asked.stream_options.0 && (asked.messages.0 || asked.prompt.0)
-        })
+/// Returns whether a body asks for a stream, of a kind that can tell its usage, and says nothing of that.
+pub(crate) fn lacks_usage(body: Body<'_>) -> bool {
+    let [stream, stream_options, messages, prompt] = PLACES.each_ref().map(|place| body.found(place));
+    let is_there = |found: &Found| matches!(found, Found::Value(_) | Found::Other);
+    matches!(stream, Found::Value(value) if **value == *"true")
+        && *stream_options == Found::Nothing
+        && (is_there(messages) || is_there(prompt))
+}
+
+/// Returns whether the body of a request can be changed: it is in no content coding, and the headers do not vouch for its bytes.
+pub(crate) fn can_change(headers: &HeaderMap) -> bool {
+    coding::is_none(&coding::name(headers)) && !DIGESTS.iter().any(|name| headers.contains_key(name))
 }
 
 /// Returns whether a response is a stream whose events can be hidden.
 pub(crate) fn is_stream<B>(response: &Response<B>) -> bool {
-    let headers = response.headers();
-    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let kind = kind.split(';').next().unwrap_or_default().trim();
-    let is_plain = headers.get(CONTENT_ENCODING).is_none_or(|coding| coding == "identity");
-    response.status().is_success() && kind.eq_ignore_ascii_case("text/event-stream") && is_plain
+    response.status().is_success() && Kind::of(response.headers()) == Some(Kind::Events)
 }
 
 /// A stream of server-sent events without the one that tells the usage alone. Holds one event, and a longer one than that tells no usage.
@@ -94,8 +88,15 @@ impl WithoutUsage {
     pub(crate) fn see(&mut self, piece: &[u8]) -> Bytes {
         let mut out = Vec::with_capacity(self.held.len() + piece.len());
         let mut begin = 0;
-        for (at, byte) in piece.iter().enumerate() {
-            let behind = if *byte == b'\r' { Place::BehindReturn } else { Place::Begin };
+        // The begin of a line.
+        let mut line = 0;
+        while let Some(length) = line_end(&piece[line..]) {
+            if length > 0 {
+                self.place = Place::Inside;
+            }
+            let at = line + length;
+            let byte = piece[at];
+            let behind = if byte == b'\r' { Place::BehindReturn } else { Place::Begin };
             self.place = match (self.place, byte) {
                 (Place::BehindHidden, b'\n') => {
                     begin = at + 1;
@@ -109,15 +110,18 @@ impl WithoutUsage {
                     }
                     Place::Begin
                 }
-                (Place::Inside, b'\n' | b'\r') => behind,
+                (Place::Inside, _) => behind,
                 // An empty line ends the event.
-                (_, b'\n' | b'\r') => {
+                (Place::Begin | Place::BehindReturn | Place::BehindHidden, _) => {
                     let is_hidden = self.end(&piece[begin..=at], &mut out);
                     begin = at + 1;
-                    if is_hidden && *byte == b'\r' { Place::BehindHidden } else { behind }
+                    if is_hidden && byte == b'\r' { Place::BehindHidden } else { behind }
                 }
-                _ => Place::Inside,
             };
+            line = at + 1;
+        }
+        if line < piece.len() {
+            self.place = Place::Inside;
         }
         self.held.extend_from_slice(&piece[begin..]);
         if self.is_long || self.held.len() > HELD_MAX {
@@ -166,10 +170,19 @@ fn tells_usage_alone(event: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use http::HeaderValue;
+    use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+
+    use super::super::body_facts::{BodyFacts, BodyPaths};
     use super::*;
 
     #[test]
     fn a_stream_that_says_nothing_of_its_usage_lacks_it() {
+        let mut paths = BodyPaths::default();
+        places().iter().for_each(|place| paths.add_value(place));
+        let paths = Arc::new(paths);
         for (body, lacks) in [
             (r#"{"stream": true, "messages": []}"#, true),
             (" \n{\"prompt\": \"a\", \"model\": \"b\", \"stream\": true}", true),
@@ -179,16 +192,27 @@ mod tests {
             (r#"{"stream": true, "messages": [], "stream_options": null}"#, false),
             (r#"{"stream": true, "messages": [], "stream_options": {"include_usage": true}}"#, false),
             (r#"{"stream": true, "stream": true, "messages": []}"#, false),
+            (r#"{"stream": true, "messages": [], "Stream_Options": {}}"#, false),
             (r#"{"stream": 1, "messages": []}"#, false),
             (r#"[true, 1, [], 1]"#, false),
             (r#"{"stream": true, "messages": []"#, false),
         ] {
-            assert_eq!(lacks_usage(body.as_bytes()), lacks, "{body}");
+            let facts = BodyFacts::of(body.as_bytes(), "", 1000, &paths);
+            assert_eq!(lacks_usage(facts.up_to(1000)), lacks, "{body}");
+            assert!(!lacks_usage(facts.up_to(10)), "{body}");
         }
-        let mut headers = HeaderMap::new();
-        assert!(!is_signed(&headers));
-        headers.insert("content-digest", "sha-256=:AA==:".parse().unwrap());
-        assert!(is_signed(&headers));
+    }
+
+    #[test]
+    fn a_body_that_is_coded_or_signed_cannot_be_changed() {
+        let of = |name: &'static str, value: &'static str| {
+            can_change(&HeaderMap::from_iter([(
+                HeaderName::from_static(name),
+                HeaderValue::from_static(value),
+            )]))
+        };
+        assert!(of("content-encoding", "Identity") && of("content-type", "application/json"));
+        assert!(!of("content-encoding", "gzip") && !of("content-digest", "sha-256=:AA==:"));
     }
 
     /// Returns what is left of a stream that comes in pieces.

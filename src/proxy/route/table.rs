@@ -18,6 +18,7 @@ use crate::limiter::LimiterSet;
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::tls::Acceptor;
 use crate::proxy::messages::body_facts::BodyPaths;
+use crate::proxy::messages::stream_usage;
 use crate::proxy::net::body_memory::BodyMemory;
 use crate::proxy::upstream::answer_times::AnswerTimes;
 use crate::proxy::upstream::upstream::Upstream;
@@ -76,7 +77,7 @@ fn body_paths(routes: &[Arc<Route>]) -> Arc<BodyPaths> {
         let parts = keys.chain(flow.iter()).filter_map(KeyPart::json_path);
         conditions.chain(parts).for_each(|path| paths.add_value(path));
         if rule.includes_usage() {
-            paths.add_usage();
+            stream_usage::places().iter().for_each(|path| paths.add_value(path));
         }
         for cost in rule.costs() {
             match cost {

@@ -20,7 +20,7 @@ pub(super) fn bracket(bytes: &[u8]) -> Option<usize> {
 }
 
 /// Returns the place of the next end of a line.
-pub(super) fn line_end(bytes: &[u8]) -> Option<usize> {
+pub(in crate::proxy::messages) fn line_end(bytes: &[u8]) -> Option<usize> {
     find(bytes, |word| equal(word, b'\n') | equal(word, b'\r'), |byte| matches!(byte, b'\n' | b'\r'))
 }
 
