@@ -267,7 +267,9 @@ fn added_up(reading: &Reading, told: &[(Duration, Figures)], wait_bounds: &[f64]
         is_paused: reading.is_paused,
         waits: waits::quantiles(wait_bounds, told.iter().map(|(_, limiter)| &limiter.waits[..])),
         exhausted_in: reading.limits.iter().filter(|limit| is_long(limit)).map(forecast).collect(),
-        upstream_counts: latest_counts(&told),
+        upstream_counts: latest_counts(
+            told.iter().map(|(ago, limiter)| (*ago, &limiter.upstream_counts[..])),
+        ),
         partitions: reading.partitions.as_ref().map(|_| {
             let told = told.iter().filter_map(|(ago, limiter)| Some((*ago, limiter.partitions.as_ref()?)));
             Arc::new(TopPartitions::added_up(told))
@@ -276,10 +278,10 @@ fn added_up(reading: &Reading, told: &[(Duration, Figures)], wait_bounds: &[f64]
 }
 
 /// Returns the latest of the upstream's counts of each limit, in the order of their labels.
-fn latest_counts(told: &[(Duration, &LimiterFigures)]) -> Vec<UpstreamCount> {
+fn latest_counts<'a>(told: impl Iterator<Item = (Duration, &'a [UpstreamCount])>) -> Vec<UpstreamCount> {
     let mut latest: BTreeMap<&str, UpstreamCount> = BTreeMap::new();
-    for (ago, limiter) in told {
-        for count in &limiter.upstream_counts {
+    for (ago, counts) in told {
+        for count in counts {
             let age_us = count.age_us.saturating_add(u64::try_from(ago.as_micros()).unwrap_or(u64::MAX));
             if latest.get(&*count.limit).is_none_or(|known| age_us < known.age_us) {
                 latest.insert(&count.limit, UpstreamCount { age_us, ..count.clone() });
@@ -373,6 +375,21 @@ mod tests {
             let now_us = BEGIN_US + u64::try_from(self.begin.elapsed().as_micros()).unwrap();
             ready(Ok((now_us, answer.collect()))).boxed()
         }
+    }
+
+    #[test]
+    fn of_the_upstreams_counts_the_latest_is_shown() {
+        let count =
+            |limit: &str, apart, age_us| UpstreamCount { limit: limit.into(), remaining: 4, apart, age_us };
+        let replicas = [
+            (0, vec![count("9/1m", 1, 3_000_000), count("5/1s", 2, 0)]),
+            // Older than it says by the time since it was told.
+            (2, vec![count("9/1m", 3, 1_500_000)]),
+            (2, vec![count("9/1m", 4, 500_000)]),
+        ];
+        let told = replicas.iter().map(|(ago, counts)| (Duration::from_secs(*ago), &counts[..]));
+        let latest = latest_counts(told);
+        assert_eq!(latest, [count("5/1s", 2, 0), count("9/1m", 4, 2_500_000)]);
     }
 
     fn readings(granted: u64, all: u64) -> Vec<Reading> {

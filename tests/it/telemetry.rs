@@ -158,3 +158,30 @@ async fn live_state_is_shown_and_not_changed_by_looking() {
         assert_eq!(weir.get("/").await.status, status);
     }
 }
+
+#[tokio::test]
+async fn the_upstreams_count_stands_beside_weirs() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    // Somebody else has used three of its permits.
+    let told = Reply::status(200).header("x-ratelimit-limit", "6").header("x-ratelimit-remaining", "2");
+    upstream.reply("/", told);
+    let weir = Weir::start(&config("memory", &upstream)).await;
+    assert_eq!(weir.get("/").await.status, 200);
+    let limit = [("limiter", "api"), ("limit", "6/1h")];
+    eventually("a comparison", PATIENCE, async || {
+        weir.metrics().await.sum("weir_limiter_upstream_apart_permits", &limit) != 0.0
+    })
+    .await;
+    assert_eq!(weir.metrics().await.sum("weir_limiter_upstream_apart_permits", &limit), 3.0);
+    let shown = weir.ask("/api/limiters/api").await.json();
+    let limits = shown["limits"].as_array().expect("a list");
+    let count =
+        |label: &str| limits.iter().find(|limit| limit["limit"] == label).map(|limit| &limit["upstream"]);
+    assert_eq!(
+        count("6/1h").map(|count| (&count["available"], &count["apart"])),
+        Some((&2.into(), &3.into())),
+        "{shown}"
+    );
+    assert!(count("4/1s").is_some_and(serde_json::Value::is_null), "{shown}");
+}

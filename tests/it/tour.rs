@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tokio_util::task::AbortOnDropHandle;
 
+use crate::support::load::Load;
 use crate::support::page::{Page, Screen};
 use crate::support::{RedisServer, Reply, Request, Upstream, Weir, lane};
 
@@ -32,21 +32,6 @@ fn config(redis: &RedisServer, upstream: &Upstream) -> String {
          - {{name: tenants, match: {{path: /tenants}}, upstream: \"{url}\", limiter: tenants}}\n  \
          - {{name: orders, match: {{path: /orders}}, upstream: \"{url}\", limiter: orders}}\n"
     )
-}
-
-/// Keeps `count` callers that send one request after the other, with a pause between them, to one replica.
-fn load(weir: &Weir, count: usize, between: Duration, request: &Request) -> Vec<AbortOnDropHandle<()>> {
-    let one = |_| {
-        let (host, request) = (weir.host(), request.clone());
-        AbortOnDropHandle::new(tokio::spawn(async move {
-            let mut connection = crate::support::Connection::open(&host).await.expect("weir accepts");
-            loop {
-                connection.ask(&request).await;
-                sleep(between).await;
-            }
-        }))
-    };
-    (0..count).map(one).collect()
 }
 
 /// Lets the upstream tell what it has counted of its quota for orders, of which others use a part.
@@ -74,15 +59,21 @@ async fn a_fleet_under_load_is_shown() {
         |token: &str, path: &str| Request::get(path).header("weir-authorization", &format!("Bearer {token}"));
     let tenant = |name: &str| by("s", "/tenants").header("x-tenant", name);
     let millis = Duration::from_millis;
-    let mut callers = load(&fleet[0], 3, millis(700), &by("c", "/openai"));
-    callers.extend(load(&fleet[1], 30, millis(10), &by("n", "/openai")));
-    callers.extend(load(&fleet[0], 20, millis(10), &by("r", "/openai")));
-    callers.extend(load(&fleet[0], 12, millis(50), &tenant("acme")));
-    for (name, between) in [("globex", 400), ("initech", 900), ("umbrella", 1500)] {
-        callers.extend(load(&fleet[0], 1, millis(between), &tenant(name)));
-    }
-    callers.extend(load(&fleet[1], 1, millis(1500), &tenant("wayne")));
-    callers.extend(load(&fleet[1], 1, millis(400), &by("s", "/orders")));
+    let load = |replica: usize, clients, between, request: Request| {
+        Load::paced(&fleet[replica], clients, &request, millis(between))
+    };
+    let chat = load(0, 3, 700, by("c", "/openai"));
+    let _batch = [load(1, 30, 10, by("n", "/openai")), load(0, 20, 10, by("r", "/openai"))];
+    let tenants = [
+        (0, 12, 50, "acme"),
+        (0, 1, 400, "globex"),
+        (0, 1, 900, "initech"),
+        (0, 1, 1500, "umbrella"),
+        (1, 1, 1500, "wayne"),
+    ];
+    let _tenants =
+        tenants.map(|(replica, clients, between, name)| load(replica, clients, between, tenant(name)));
+    let _orders = load(1, 1, 400, by("s", "/orders"));
     let pictures = pictures();
     let card = |name: &str| format!("article[aria-label={name}]");
     let (wide, phone) = (pictures.join("page.png"), pictures.join("phone.png"));
@@ -111,14 +102,25 @@ async fn a_fleet_under_load_is_shown() {
     page.shows(&["Paused: the upstream answered 429", "orders paused"]).await;
     page.until("document.querySelector('figure[data-chart=apart][data-limiter=orders]').hidden === false")
         .await;
+    let apart = fleet[0].metrics().await.sum("weir_limiter_upstream_apart_permits", &[("limiter", "orders")]);
+    assert!(apart > 0.0, "others use the quota, too");
     page.picture_of(&card("orders"), &pictures.join("paused.png")).await;
     upstream.reply("/orders", Reply::status(200));
 
+    let refused = || {
+        chat.statuses()
+            .into_iter()
+            .filter(|(status, _)| *status != 200)
+            .map(|(_, count)| count)
+            .sum::<usize>()
+    };
+    let refused_before = refused();
     redis.freeze(true);
     page.shows(&["store down", "each replica enforces its share"]).await;
     page.picture_of("main", &pictures.join("outage.png")).await;
     redis.freeze(false);
     page.shows(&["store up"]).await;
+    assert_eq!(refused(), refused_before, "{:?}", chat.statuses());
     fleet[0].reload(&config(&redis, &upstream).replace("600/1h", "700/1h")).await;
     page.shows(&["of 700", "Routes of this replica", "Who uses the quota, this hour", "reloaded"]).await;
     sleep(Duration::from_secs(10)).await;

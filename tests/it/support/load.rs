@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::time::MissedTickBehavior;
+use tokio::time::{MissedTickBehavior, sleep};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::measure::Service;
@@ -62,6 +62,11 @@ pub(crate) struct Load {
 impl Load {
     /// Starts clients of one replica. For limiters with a queue: a client that is refused at once asks again at once.
     pub(crate) fn start(weir: &Weir, clients: usize, request: &Request) -> Load {
+        Load::paced(weir, clients, request, Duration::ZERO)
+    }
+
+    /// Like [`Load::start`], where each client waits for so long behind an answer.
+    pub(crate) fn paced(weir: &Weir, clients: usize, request: &Request, between: Duration) -> Load {
         let statuses = Arc::<Mutex<BTreeMap<u16, usize>>>::default();
         let one = |_| {
             let (host, request, statuses) = (weir.host(), request.clone(), Arc::clone(&statuses));
@@ -74,6 +79,9 @@ impl Load {
                         .unwrap_or_else(PoisonError::into_inner)
                         .entry(answer.status)
                         .or_default() += 1;
+                    if !between.is_zero() {
+                        sleep(between).await;
+                    }
                 }
             }))
         };
@@ -96,7 +104,7 @@ pub(crate) fn leavers(weir: &Weir, clients: usize, longest: Duration) -> Vec<Abo
                 let pending = Pending::get(&url);
                 // Spread evenly and the same in every run.
                 let permille = (client * 617 + round * 389) % 1000;
-                tokio::time::sleep(longest * u32::try_from(permille).expect("below 1000") / 1000).await;
+                sleep(longest * u32::try_from(permille).expect("below 1000") / 1000).await;
                 drop(pending);
             }
         }))

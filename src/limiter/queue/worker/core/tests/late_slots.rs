@@ -5,7 +5,7 @@ use super::{
     Unusable, Worker, after, around, arrival, booked, booked_locally, is_booking, is_granted, limits,
     locally_booked, refusal, shown,
 };
-use crate::clock::Micros;
+use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Call, Flow, Permits};
 use crate::limiter::queue::cost_queue::DEADLINE_SLACK;
 use crate::limiter::queue::request::{Asker, Holder};
@@ -172,15 +172,20 @@ fn a_late_slot_books_no_more_of_a_long_queue_anew_than_a_call_may_move() {
     assert_eq!(call.give_back[0].slot, shown(after(1000)));
 }
 
+/// Drives a worker whose requests may not wait, of a store that answers after so long.
+fn without_a_queue(latency: Micros) -> impl FnMut(Moment, Vec<Event>) -> Vec<Action> {
+    let limits = Limits { max_waiting: 0, ..limits(10, 0, OnStoreFailure::Local) };
+    let mut core = Worker::new(limits, SECOND, START);
+    move |now, events| {
+        let mut out = Vec::new();
+        core.on(events, &Around { latency, ..around(now) }, &mut out);
+        out
+    }
+}
+
 #[test]
 fn a_request_without_a_queue_is_booked_ahead_where_a_slot_would_be_late_when_the_answer_comes() {
-    let limits = Limits { max_waiting: 0, ..limits(10, 0, OnStoreFailure::Local) };
-    let mut core = Driven(Worker::new(limits, SECOND, START));
-    let mut on = |now, events| {
-        let mut out = Vec::new();
-        core.0.on(events, &Around { latency: Micros::from_millis(54), ..around(now) }, &mut out);
-        out
-    };
+    let mut on = without_a_queue(Micros::from_millis(54));
     assert!(is_booking(&on(START, vec![arrival(0, START, 0)])));
     let actions = on(after(54), vec![booked(after(27), &[shown(after(27))])]);
     let call =
@@ -195,13 +200,7 @@ fn a_request_without_a_queue_is_booked_ahead_where_a_slot_would_be_late_when_the
 
 #[test]
 fn no_slot_is_booked_where_the_request_of_a_late_one_would_be_refused_for_it() {
-    let limits = Limits { max_waiting: 0, ..limits(10, 0, OnStoreFailure::Local) };
-    let mut core = Driven(Worker::new(limits, SECOND, START));
-    let mut on = |now, events| {
-        let mut out = Vec::new();
-        core.0.on(events, &Around { latency: Micros::from_millis(20), ..around(now) }, &mut out);
-        out
-    };
+    let mut on = without_a_queue(Micros::from_millis(20));
     // On a busy machine the call is carried out 60 ms after the request has come, and its head is written 60 ms after its slot.
     let holder = Holder { arrived: START, deadline: START, late: 0, flow: Flow::default() };
     let slot = Slot { at: shown(after(60)), due: after(60), source: Source::Store(0) };
