@@ -36,7 +36,10 @@ pub(super) struct Seen {
 
 struct Sample {
     at_unix_ms: u64,
-    limiters: Vec<(Arc<str>, Figures)>,
+    /// The names of the limiters, mostly those of the sample before.
+    names: Arc<[Arc<str>]>,
+    /// Of each limiter.
+    figures: Vec<Figures>,
 }
 
 /// Something that happened.
@@ -62,8 +65,13 @@ impl Hour {
         if self.samples.len() >= SAMPLES_MAX {
             self.samples.pop_front();
         }
-        let limiters = seen.limiters.iter().map(|limiter| (Arc::clone(&limiter.name), figures(limiter)));
-        self.samples.push_back(Sample { at_unix_ms, limiters: limiters.collect() });
+        let names = seen.limiters.iter().map(|limiter| &limiter.name);
+        let names = match self.samples.back() {
+            Some(before) if before.names.iter().eq(names.clone()) => Arc::clone(&before.names),
+            _ => names.cloned().collect(),
+        };
+        let figures = seen.limiters.iter().map(figures).collect();
+        self.samples.push_back(Sample { at_unix_ms, names, figures });
         if let Some(before) = &self.before {
             let marks = happened(before, &seen);
             self.marks.extend(marks.into_iter().map(|(kind, text, limiter)| Mark {
@@ -81,14 +89,14 @@ impl Hour {
 
     /// Returns the hour as JSON: instants, and for each limiter a list of each figure.
     pub(super) fn view(&self) -> Value {
-        let values = self.samples.iter().map(|sample| sample.limiters.len()).sum::<usize>();
+        let values = self.samples.iter().map(|sample| sample.names.len()).sum::<usize>();
         let step = values.div_ceil(VALUES_MAX).max(1);
         // The last one is always among them.
         let kept: Vec<&Sample> =
             self.samples.iter().rev().step_by(step).collect::<Vec<_>>().into_iter().rev().collect();
         let mut limiters: BTreeMap<&str, Vec<Vec<Value>>> = BTreeMap::new();
         for (place, sample) in kept.iter().enumerate() {
-            for (name, figures) in &sample.limiters {
+            for (name, figures) in sample.names.iter().zip(&sample.figures) {
                 let lists = limiters.entry(name).or_insert_with(|| vec![Vec::new(); FIGURES.len()]);
                 for (list, figure) in lists.iter_mut().zip(figures) {
                     // The limiter may be new.

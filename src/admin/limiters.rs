@@ -42,7 +42,7 @@ pub(super) async fn listing(limiters: &Limiters, fleet: &Fleet) -> Vec<Value> {
         let view = view(state, |replica| limiters.host_of(replica));
         let fleet = fleet.iter().find(|limiter| *limiter.name == *state.limiter.name.as_str());
         in_fleet(view, fleet, |top| {
-            partitions::view(top, &limiters.partition_values(&state.limiter.name), partitions::LISTED)
+            partitions::view(top, limiters.partition_values(&state.limiter.name), partitions::LISTED)
         })
     };
     states.iter().map(view).collect()
@@ -95,8 +95,8 @@ pub(super) async fn one(limiters: &Limiters, fleet: &Fleet, name: &str, query: O
             let fleet = fleet.limiters().into_iter().find(|limiter| *limiter.name == *name);
             let shown = viewed(limiters, &chosen).await;
             response::document(&in_fleet(shown, fleet.as_ref(), |top| {
-                let values = LimiterName::parse(name).map(|name| limiters.partition_values(&name));
-                partitions::view(top, &values.unwrap_or_default(), usize::MAX)
+                let value = LimiterName::parse(name).map(|name| limiters.partition_values(&name));
+                partitions::view(top, |hash| value.as_ref()?(hash), usize::MAX)
             }))
         }
         Err(reason) => not_found(reason),

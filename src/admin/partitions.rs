@@ -1,6 +1,5 @@
 //! The partitions of a limiter that used most and waited longest in the last minutes, as JSON.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -10,14 +9,14 @@ use crate::usage::{PartitionReading, TopPartitions};
 /// The partitions of each kind where all limiters are listed.
 pub(super) const LISTED: usize = 5;
 
-/// Returns the first `count` partitions of each kind as JSON. `values` has the values that may be shown, by their hash.
-pub(super) fn view(top: &TopPartitions, values: &HashMap<String, Arc<str>>, count: usize) -> Value {
+/// Returns the first `count` partitions of each kind as JSON. `value` returns the value of one by its hash, where it may be shown.
+pub(super) fn view(top: &TopPartitions, value: impl Fn(&str) -> Option<Arc<str>>, count: usize) -> Value {
     let one = |partition: &PartitionReading| {
         let left = partition.left.as_ref();
         json!({
             "partition": partition.partition,
             // Null where it may not be shown, and where this replica has not met it.
-            "value": values.get(&*partition.partition),
+            "value": value(&partition.partition),
             // Never too little; by how much it may be too much.
             "granted": partition.granted,
             "granted_error": partition.over,
@@ -56,7 +55,7 @@ mod tests {
         let left = PartitionLeft { limit: "9/1s".into(), rate: 9, available: 2, age_us: 450_000 };
         let used = vec![reading("0a", Some(left)), reading("0b", None)];
         let top = TopPartitions { over_us: 61_000_000, used, waited: Vec::new() };
-        let view = view(&top, &HashMap::from([("0a".to_owned(), "acme".into())]), 1);
+        let view = view(&top, |hash| (hash == "0a").then(|| "acme".into()), 1);
         let expected = json!({"seconds": 61, "waited": [], "used": [{
             "partition": "0a", "value": "acme", "granted": 7, "granted_error": 1, "longest_wait_ms": 1234,
             "limit": "9/1s", "rate": 9, "available": 2, "told_ms_ago": 450,

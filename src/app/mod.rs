@@ -299,7 +299,7 @@ fn keep(limiters: &Limiters, tasks: &TaskTracker, end: &CancellationToken) {
 fn fleet_usage(usage: &Usage, store: Arc<dyn UsageStore>, limiters: &Limiters) -> FleetUsage {
     let (time, limiters) = (Arc::<StoreTime>::default(), limiters.clone());
     let book = Book::new(usage.clone(), Arc::clone(&store), Arc::clone(&time));
-    let fleet = Fleet::new(move || limiters.readings(), WAIT_SECONDS, store, time);
+    let fleet = Fleet::new(move |depth| limiters.readings(depth), WAIT_SECONDS, store, time);
     FleetUsage { book: Arc::new(book), fleet: Arc::new(fleet) }
 }
 

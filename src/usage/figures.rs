@@ -17,6 +17,15 @@ pub enum Sharing {
     Replica,
 }
 
+/// How much is read of a limiter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Depth {
+    /// What is sampled every second.
+    Counts,
+    /// Also the partitions that matter, which takes long and is told every few seconds.
+    Partitions,
+}
+
 /// A limiter of this replica as it is now.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Reading {
@@ -38,7 +47,7 @@ pub struct Reading {
     pub limits: Vec<LimitReading>,
     /// The upstream's own count of its limits; none where responses do not tell.
     pub upstream_counts: Vec<UpstreamCount>,
-    /// Its partitions that matter; `None` without a key.
+    /// Its partitions that matter; `None` without a key, and where the counts alone are read.
     pub partitions: Option<Arc<TopPartitions>>,
 }
 

@@ -7,7 +7,9 @@ use tokio::time::{Duration, Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::clock::StoreTime;
-use super::figures::{Figures, LimitFigures, LimitReading, LimiterFigures, Reading, Sharing, UpstreamCount};
+use super::figures::{
+    Depth, Figures, LimitFigures, LimitReading, LimiterFigures, Reading, Sharing, UpstreamCount,
+};
 use super::forecast::Use;
 use super::numbers::float;
 use super::pace::{PARTS, Pace};
@@ -72,7 +74,7 @@ struct State {
 
 /// The figures of the fleet.
 pub struct Fleet {
-    read: Box<dyn Fn() -> Vec<Reading> + Send + Sync>,
+    read: Box<dyn Fn(Depth) -> Vec<Reading> + Send + Sync>,
     /// The bounds of the waits that replicas count.
     wait_bounds: &'static [f64],
     store: Arc<dyn UsageStore>,
@@ -83,7 +85,7 @@ pub struct Fleet {
 impl Fleet {
     /// Creates the figures of a fleet, of which this replica tells what `read` returns. Waits are counted by these bounds, in seconds.
     pub fn new(
-        read: impl Fn() -> Vec<Reading> + Send + Sync + 'static,
+        read: impl Fn(Depth) -> Vec<Reading> + Send + Sync + 'static,
         wait_bounds: &'static [f64],
         store: Arc<dyn UsageStore>,
         time: Arc<StoreTime>,
@@ -102,7 +104,8 @@ impl Fleet {
                 () = end.cancelled() => break,
                 _ = ticks.tick() => {}
             }
-            self.sample(self.time.now_us());
+            let depth = if samples_left == 0 { Depth::Partitions } else { Depth::Counts };
+            self.sample(self.time.now_us(), depth);
             if samples_left == 0 {
                 samples_left = SAMPLES_PER_EXCHANGE * self.exchanges_every();
                 self.exchange(false).await;
@@ -138,8 +141,8 @@ impl Fleet {
     }
 
     /// Takes in this replica's counts.
-    fn sample(&self, now_us: u64) {
-        let readings = (self.read)();
+    fn sample(&self, now_us: u64, depth: Depth) {
+        let readings = (self.read)(depth);
         let mut state = self.state();
         state.tracks.retain(|name, _| readings.iter().any(|reading| reading.name == *name));
         for reading in &readings {
@@ -427,7 +430,7 @@ mod tests {
         let fleets: Vec<Arc<Fleet>> = (0..2)
             .map(|replica| {
                 let (mine, all) = (granted[replica].clone(), all.clone());
-                let read = move || readings(mine.load(Ordering::Relaxed), all());
+                let read = move |_| readings(mine.load(Ordering::Relaxed), all());
                 let store = Shared { begin, told: Arc::clone(&told), replica: replica as u64 };
                 Arc::new(Fleet::new(read, &[0.001], Arc::new(store), Arc::default()))
             })

@@ -30,7 +30,7 @@ mod waits;
 pub use self::book::{Book, Report};
 pub use self::clock::StoreTime;
 pub use self::counts::{By, Counts, Key};
-pub use self::figures::{LimitReading, Reading, Sharing, UpstreamCount};
+pub use self::figures::{Depth, LimitReading, Reading, Sharing, UpstreamCount};
 pub use self::fleet::{Fleet, FleetLimiter};
 pub use self::forecast::Refill;
 pub use self::ledger::Batch;

@@ -91,7 +91,12 @@ fn admin(token: Option<&str>) -> Admin {
         scrape: LastScrape::default(),
         usage: FleetUsage {
             book: Arc::new(Book::new(Usage::default(), Arc::new(MemoryUsage::default()), Arc::default())),
-            fleet: Arc::new(Fleet::new(Vec::new, &[], Arc::new(MemoryUsage::default()), Arc::default())),
+            fleet: Arc::new(Fleet::new(
+                |_| Vec::new(),
+                &[],
+                Arc::new(MemoryUsage::default()),
+                Arc::default(),
+            )),
         },
         workers: tokio::runtime::Handle::current(),
     };

@@ -252,9 +252,10 @@ impl ActiveLimiter {
         self.is_partitioned.then(|| self.of_partitions(|used| used.top(self.session.moment().0)))
     }
 
-    /// Returns the values of the partitions that matter, by their hash, where they may be shown.
-    pub(in crate::limiter) fn partition_values(&self) -> HashMap<String, Arc<str>> {
-        if self.shows_values() { self.of_partitions(|used| used.values()) } else { HashMap::new() }
+    /// Returns the value of a partition that matters, by its hash, where it may be shown.
+    pub(in crate::limiter) fn partition_value(&self, hash: &str) -> Option<Arc<str>> {
+        let partition = Partition::parse(hash).filter(|_| self.shows_values())?;
+        self.of_partitions(|used| used.value(&partition))
     }
 
     /// Returns whether the values of the key may be shown.

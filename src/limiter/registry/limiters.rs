@@ -1,6 +1,5 @@
 //! All limiters of this process, over reloads.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use futures_util::future::join_all;
@@ -32,7 +31,7 @@ use crate::limiter::registry::store_sessions::StoreSessions;
 use crate::limiter::store::memory::MemoryStore;
 use crate::limiter::store::{Announcement, Store};
 use crate::telemetry::Metrics;
-use crate::usage::Reading;
+use crate::usage::{Depth, Reading};
 
 /// Time between two looks at a store that settles, or does not answer.
 const SETTLING_LOOK: Duration = Duration::from_millis(50);
@@ -147,15 +146,17 @@ impl Limiters {
     }
 
     /// Returns what this replica tells the fleet of every limiter, in the order of the configuration. Asks no store.
-    pub fn readings(&self) -> Vec<Reading> {
-        self.in_force.queues.note_waits();
-        self.active_limiters().iter().map(|active| readings::reading(active)).collect()
+    pub fn readings(&self, depth: Depth) -> Vec<Reading> {
+        if depth == Depth::Partitions {
+            self.in_force.queues.note_waits();
+        }
+        self.active_limiters().iter().map(|active| readings::reading(active, depth)).collect()
     }
 
-    /// Returns the values of the partitions of a limiter that matter, by their hash in hexadecimal, where they may be shown.
-    pub fn partition_values(&self, name: &LimiterName) -> HashMap<String, Arc<str>> {
+    /// Returns what looks up the value of a limiter's partition that matters, by its hash in hexadecimal, where it may be shown.
+    pub fn partition_values(&self, name: &LimiterName) -> impl Fn(&str) -> Option<Arc<str>> + use<> {
         let active = self.active_limiters().into_iter().find(|active| active.name == *name);
-        active.map(|active| active.partition_values()).unwrap_or_default()
+        move |hash| active.as_ref()?.partition_value(hash)
     }
 
     /// Returns one limiter, or one of its partitions, to be looked at or acted on by hand.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use crate::limiter::arithmetic::algorithm::kind;
 use crate::limiter::model::limit::{Limit, Scope};
 use crate::limiter::queue::active_limiter::ActiveLimiter;
-use crate::usage::{LimitReading, Reading, Sharing};
+use crate::usage::{Depth, LimitReading, Reading, Sharing};
 
 /// Returns a limiter as it is now. Asks no store.
-pub(super) fn reading(active: &ActiveLimiter) -> Reading {
+pub(super) fn reading(active: &ActiveLimiter, depth: Depth) -> Reading {
     let limiter = active.limiter();
     // A partition has limits of its own, and no limiter has them as a whole.
     let limits = if active.is_partitioned() { &[] } else { &limiter.limits[..] };
@@ -31,7 +31,10 @@ pub(super) fn reading(active: &ActiveLimiter) -> Reading {
         is_paused: active.pauses.is_paused(),
         waits: active.metrics().wait_counts(),
         upstream_counts: active.upstream_counts.latest(active.session.moment()),
-        partitions: active.top_partitions().map(Arc::new),
+        partitions: match depth {
+            Depth::Counts => None,
+            Depth::Partitions => active.top_partitions().map(Arc::new),
+        },
         limits: limits.iter().enumerate().filter_map(limit_reading).collect(),
     }
 }
