@@ -113,5 +113,29 @@ do
     charge(search, permits)
   end
 
-  Search = { new = new, copy = copy, advance = advance, earliest = earliest, charge = charge, charge_at = charge_at }
+  -- Books permits that were used beyond those that had been taken: each at the earliest instant with room, so that those who come next
+  -- leave them out. Without windows they are booked at `now`, because a level that is below zero leaves them out by itself, and so they
+  -- are during a pause.
+  local function charge_excess(state, now, permits)
+    -- A window holds no more than its rate. What is left is booked at the last of so many instants.
+    local INSTANTS_MAX, rate = 4, nil
+    for _, rule in ipairs(state.rules) do
+      if rule.algorithm.window_start then rate = min(rate or rule.rate, rule.rate) end
+    end
+    if not rate or now < state.pause.paused_until then return charge_at(state, now, permits) end
+    local search, left = new(state, now), permits
+    search.pause = Pause.NONE
+    for instant = 1, INSTANTS_MAX do
+      local most = min(left, rate)
+      earliest(search, most)
+      local booked = instant < INSTANTS_MAX and most or left
+      charge(search, booked)
+      left = left - booked
+      if left == 0 then break end
+    end
+  end
+
+  Search = {
+    new = new, copy = copy, advance = advance, earliest = earliest, charge = charge, charge_at = charge_at, charge_excess = charge_excess,
+  }
 end

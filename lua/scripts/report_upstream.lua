@@ -36,7 +36,7 @@ if settle > 0 and not stored[2] then epoch = Epoch.without_state(epoch, live_key
 local state = State.load(state_key, stored[2], now)
 Open.state(state, state_key, epoch, now, rules, lease, replica)
 
-if cost > 0 then Search.charge_at(state, now, cost) end
+if cost > 0 then Search.charge_excess(state, now, cost) end
 if #refused > 0 then UpstreamReport.observe_refused(state, now, refused) end
 local drift, own_rules = 0, Rule.parse_own(rules, state)
 for index = 1, #remaining, 5 do

@@ -56,7 +56,7 @@ pub fn report_upstream(
     report: &UpstreamReport,
 ) -> ReportResult {
     if report.cost > 0 {
-        state.charge(now, report.cost);
+        state.charge_excess(now, report.cost);
     }
     if !report.refused.is_empty() {
         state.observe_refused(now, &report.refused);

@@ -83,6 +83,12 @@ impl<'a> Search<'a> {
         self
     }
 
+    /// Returns the same search, which leaves external usage free.
+    pub(in crate::limiter) fn beside(mut self, external_usage: &'a [ExternalUsage]) -> Search<'a> {
+        self.external_usage = external_usage;
+        self
+    }
+
     /// Returns the same search for permits whose places are spaced already: nothing is booked before the end of the pause.
     pub(in crate::limiter) fn unpaced(mut self) -> Search<'a> {
         self.is_paced = false;

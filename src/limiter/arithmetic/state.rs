@@ -24,6 +24,10 @@ const REFUND_PART: u64 = 8;
 /// The most past bookings that are kept one by one for a rule with a checkpoint.
 const REFUND_MAX: usize = 512;
 
+/// The most instants at which permits are booked that were used beyond those that had been taken. A window holds no more than its rate;
+/// what is left is booked at the last of them.
+const EXCESS_INSTANTS_MAX: usize = 4;
+
 /// The state of one limiter.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct LimiterState {
@@ -300,6 +304,28 @@ impl LimiterState {
     /// Books permits at an instant whether there is room or not, because they are used there.
     pub fn charge(&mut self, at: Micros, permits: u64) {
         Search::new(&mut self.timeline, &self.rules, &self.checkpoints, at).charge(permits);
+    }
+
+    /// Books permits that were used beyond those that had been taken: each at the earliest instant with room, so that those who come next
+    /// leave them out. Without windows they are booked at `now`, because a level that is below zero leaves them out by itself, and so they
+    /// are during a pause.
+    pub fn charge_excess(&mut self, now: Micros, permits: u64) {
+        let rates = self.rules.iter().filter(|rule| rule.has_windows()).map(|rule| rule.rate);
+        let Some(rate) = rates.min().filter(|_| self.pause.until() <= now) else {
+            return self.charge(now, permits);
+        };
+        let search = Search::new(&mut self.timeline, &self.rules, &self.checkpoints, now);
+        let (mut search, mut left) = (search.beside(&self.external_usage), permits);
+        for instant in 1..=EXCESS_INSTANTS_MAX {
+            let most = left.min(rate);
+            search.earliest(most);
+            let booked = if instant < EXCESS_INSTANTS_MAX { most } else { left };
+            search.charge(booked);
+            left -= booked;
+            if left == 0 {
+                break;
+            }
+        }
     }
 
     /// Charges permits until at least `permits` count as used at an instant or since.

@@ -163,7 +163,7 @@ pub(super) fn pause_request() -> impl Strategy<Value = PauseRequest> {
 fn report_upstream() -> impl Strategy<Value = Step> {
     let pause = prop::option::of(pause_request());
     let refused = prop::collection::vec((slot_ago(), 1..20_u64), 0..3);
-    let cost = prop_oneof![3 => Just(0), 1 => 1..20_u64];
+    let cost = prop_oneof![3 => Just(0), 1 => 1..20_u64, 1 => 20..121_u64];
     let remaining = prop::option::of((0..30_u64, 1..20_000_000_u64, slot_ago(), 0..1_000_000_u64));
     (0..2_usize, pause, refused, cost, remaining).prop_map(
         |(limiter_ref, pause, refused, cost, remaining)| Step::Report {
@@ -365,7 +365,7 @@ fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
                     known_epoch: 0,
                     pause: *pause,
                     refused: refused.iter().map(|(ago, permits)| (slot(*ago), *permits)).collect(),
-                    cost: *cost,
+                    cost: (*cost).min(left),
                     remaining: remaining.into_iter().collect(),
                 };
                 both_report(model, store, *limiter_ref, &report);

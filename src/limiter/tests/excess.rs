@@ -1,0 +1,97 @@
+//! Permits that were used beyond those that had been taken: those who come next leave them out.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Micros;
+use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::arithmetic::search::Found;
+use crate::limiter::arithmetic::state::LimiterState;
+use crate::limiter::model::{Algorithm, Limit, Permits};
+use crate::limiter::tests::oracle::{LEASE, START};
+
+const SECOND: Micros = Micros::from_millis(1000);
+
+fn state(rate: u64, algorithm: Algorithm) -> LimiterState {
+    let limit = Limit {
+        rate: Permits::new(rate).unwrap(),
+        per: Duration::from_secs(1),
+        algorithm,
+        label: "limit".into(),
+    };
+    let rules: Arc<[Rule]> = [Rule::new(&limit, Micros::ZERO, START).0].into();
+    let mut state = LimiterState::default();
+    state.open(START, &rules, LEASE, 1);
+    state
+}
+
+fn sliding(rate: u64) -> LimiterState {
+    state(rate, Algorithm::SlidingWindow { precision: 1_000_000.try_into().unwrap() })
+}
+
+#[test]
+fn an_excess_takes_the_first_room_of_a_window() {
+    let mut state = sliding(10);
+    state.charge(START, 7);
+    let now = START + Micros(SECOND.0 / 2);
+    state.charge_excess(now, 2);
+    assert_eq!(state.search(now).earliest(1), Found { at: now, room: 1, limited_by: None });
+    // Seven leave their window at once, and ten of the rest come with the next one.
+    state.charge_excess(now, 5 + 10);
+    let booked: Vec<_> = state.timeline().entries().iter().map(|entry| (entry.at, entry.permits)).collect();
+    assert_eq!(booked, [(START, 7), (now, 2), (now + SECOND, 10), (now + SECOND + SECOND, 5)]);
+    let free = state.search(now + Micros::ONE).earliest(1);
+    assert_eq!((free.at, free.room), (now + SECOND + SECOND, 5));
+}
+
+#[test]
+fn an_excess_of_very_many_windows_is_booked_at_few_instants() {
+    let mut state = sliding(10);
+    state.charge_excess(START, 1_000_000);
+    let booked: Vec<u64> = state.timeline().entries().iter().map(|entry| entry.permits).collect();
+    assert_eq!(booked, [10, 10, 10, 1_000_000 - 30]);
+}
+
+#[test]
+fn an_excess_of_a_bucket_empties_it_further_at_once() {
+    let mut state = state(10, Algorithm::TokenBucket { burst: Permits::new(10).unwrap() });
+    state.charge(START, 10);
+    state.charge_excess(START, 20);
+    let free_after = state.search(START).earliest(1).at - START;
+    assert_eq!(free_after.0 / 1000, 2100);
+}
+
+#[test]
+fn estimates_that_are_much_too_low_use_no_more_than_the_limit() {
+    const RATE: u64 = 1000;
+    const TAKEN: u64 = 4;
+    const USED: u64 = 10;
+    let answers_after = Micros::from_millis(120);
+    let mut state = sliding(RATE);
+    let mut under_way: VecDeque<Micros> = VecDeque::new();
+    let (mut used, mut most_under_way) = (Vec::new(), 0);
+    for millis in 0..60_000 {
+        let now = START + Micros::from_millis(millis);
+        while under_way.front().is_some_and(|sent| *sent + answers_after <= now) {
+            under_way.pop_front();
+            state.charge_excess(now, USED - TAKEN);
+        }
+        // Three times as many come as the limit lets through.
+        for _ in 0..3 {
+            let mut search = state.search(now);
+            if search.earliest(TAKEN).at == now {
+                search.charge(TAKEN);
+                under_way.push_back(now);
+                used.push(now);
+            }
+        }
+        most_under_way = most_under_way.max(under_way.len() as u64 * USED);
+    }
+    let within =
+        |until: Micros| used.iter().filter(|at| until < **at + SECOND && **at <= until).count() as u64;
+    let worst = used.iter().map(|at| within(*at) * USED).max().unwrap();
+    assert!(worst <= RATE + most_under_way, "{worst} used in a window, {most_under_way} under way");
+    let all = used.len() as u64 * USED;
+    assert!((55 * RATE..=61 * RATE).contains(&all), "{all} used in a minute");
+}
