@@ -5,7 +5,7 @@
 //! back. That keeps permits from the rest of the fleet for some milliseconds, so permits are prefetched only
 //! - at a pace of requests that uses them up;
 //! - while more than half of each limit's permits are left, and then a small part of those, so that other replicas find
-//!   enough;
+//!   enough, at the pace of a burst, too;
 //! - while no request waits in this queue: newcomers must not overtake it.
 
 use std::collections::VecDeque;
@@ -26,6 +26,9 @@ const PART_OF_LEFT: u64 = 4;
 
 /// A replica prefetches at most one in this many of the permits of a limit.
 const PART_OF_LIMIT: u64 = 8;
+
+/// A limit of which a replica may not prefetch for so many steps of its pace may be used up by others before prefetched permits are back.
+const BUDGET_STEPS: u64 = 12;
 
 /// The most requests for which permits are prefetched.
 const PREFETCH_MAX: u64 = 16_384;
@@ -187,8 +190,8 @@ impl Pace {
         self.slow_until = now + SLOW_FOR;
     }
 
-    /// Returns the cost and number of permits to prefetch, where `left` are at hand: enough for two and a half steps, within the
-    /// `budget` of the limits. `None` while there are enough for the next step, or if prefetching does not pay.
+    /// Returns the cost and number of permits to prefetch, where `left` are at hand: enough for two and a half steps, which must be a small
+    /// part of the `budget` of the limits. `None` while there are enough for the next step, or if prefetching does not pay.
     pub(in crate::limiter) fn wanted(
         &self,
         left: u64,
@@ -201,9 +204,11 @@ impl Pace {
         if pace < PACE_MIN || self.count == 0 || guard < GUARD_MIN || now < self.slow_until || left >= pace {
             return None;
         }
-        let most = (pace * 5 / 2).min(PREFETCH_MAX).min(budget / self.cost.get());
-        let count = most.saturating_sub(left);
-        (count > 0).then_some((self.cost, count))
+        if budget / self.cost.get() < pace * BUDGET_STEPS {
+            return None;
+        }
+        Some((self.cost, (pace * 5 / 2).min(PREFETCH_MAX).saturating_sub(left)))
+            .filter(|(_, count)| *count > 0)
     }
 
     /// Returns the number of permits below which the worker is woken: those of one step.

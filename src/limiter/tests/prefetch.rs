@@ -112,6 +112,19 @@ async fn two_replicas_that_prefetch_keep_the_limit_and_use_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_burst_at_one_replica_keeps_no_permits_from_a_burst_at_another() {
+    let clock = Clock::of_runtime();
+    let per_minute = Limiter::clone(&tests::limiter(100, 60 * SECOND, Duration::ZERO));
+    let limiter = Arc::new(Limiter { guard: 20 * MILLISECOND, ..per_minute });
+    let store = LatentStore::new(clock, DELAY);
+    let (_first, one) = replica(&limiter, clock, &store);
+    let (_second, other) = replica(&limiter, clock, &store);
+    // Steps of 5 ms with more requests than a pace needs.
+    assert_eq!(pace(&one, 3, 14).await.len(), 42);
+    assert_eq!(pace(&other, 58, 1).await.len(), 58);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lowered_limit_gives_prefetched_permits_back() {
     let (before, clock) = (limiter(100_000, Duration::ZERO), Clock::of_runtime());
     let store = LatentStore::new(clock, DELAY);
