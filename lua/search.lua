@@ -113,8 +113,8 @@ do
     charge(search, permits)
   end
 
-  -- Books permits that were used beyond those that had been taken: each at the earliest instant with room, so that those who come next
-  -- leave them out. Without windows they are booked at `now`, because a level that is below zero leaves them out by itself, and so they
+  -- Books permits that were used beyond those that had been taken, at the earliest instants with room, so that those who come next leave
+  -- them out: as many as have room at the first, the others together. Without windows they are booked at `now`, because a level that is below zero leaves them out by itself, and so they
   -- are during a pause.
   local function charge_excess(state, now, permits)
     -- A window holds no more than its rate. What is left is booked at the last of so many instants.
@@ -126,9 +126,13 @@ do
     local search, left = new(state, now), permits
     search.pause = Pause.NONE
     for instant = 1, INSTANTS_MAX do
-      local most = min(left, rate)
-      earliest(search, most)
-      local booked = instant < INSTANTS_MAX and most or left
+      local booked = min(left, rate)
+      if instant == 1 then
+        booked = min(left, (earliest(search, 1)))
+      else
+        earliest(search, booked)
+      end
+      if instant == INSTANTS_MAX then booked = left end
       charge(search, booked)
       left = left - booked
       if left == 0 then break end

@@ -306,8 +306,8 @@ impl LimiterState {
         Search::new(&mut self.timeline, &self.rules, &self.checkpoints, at).charge(permits);
     }
 
-    /// Books permits that were used beyond those that had been taken: each at the earliest instant with room, so that those who come next
-    /// leave them out. Without windows they are booked at `now`, because a level that is below zero leaves them out by itself, and so they
+    /// Books permits that were used beyond those that had been taken, at the earliest instants with room, so that those who come next
+    /// leave them out: as many as have room at the first, the others together. Without windows they are booked at `now`, because a level that is below zero leaves them out by itself, and so they
     /// are during a pause.
     pub fn charge_excess(&mut self, now: Micros, permits: u64) {
         let rates = self.rules.iter().filter(|rule| rule.has_windows()).map(|rule| rule.rate);
@@ -318,8 +318,12 @@ impl LimiterState {
         let (mut search, mut left) = (search.beside(&self.external_usage), permits);
         for instant in 1..=EXCESS_INSTANTS_MAX {
             let most = left.min(rate);
-            search.earliest(most);
-            let booked = if instant < EXCESS_INSTANTS_MAX { most } else { left };
+            let room = search.earliest(if instant == 1 { 1 } else { most }).room;
+            let booked = match instant {
+                1 => left.min(room),
+                EXCESS_INSTANTS_MAX => left,
+                _ => most,
+            };
             search.charge(booked);
             left -= booked;
             if left == 0 {

@@ -37,12 +37,12 @@ fn an_excess_takes_the_first_room_of_a_window() {
     let now = START + Micros(SECOND.0 / 2);
     state.charge_excess(now, 2);
     assert_eq!(state.search(now).earliest(1), Found { at: now, room: 1, limited_by: None });
-    // Seven leave their window at once, and ten of the rest come with the next one.
-    state.charge_excess(now, 5 + 10);
+    // One has room, ten of the rest have some when all others have left, and the last ones in the window behind it.
+    state.charge_excess(now, 1 + 10 + 4);
     let booked: Vec<_> = state.timeline().entries().iter().map(|entry| (entry.at, entry.permits)).collect();
-    assert_eq!(booked, [(START, 7), (now, 2), (now + SECOND, 10), (now + SECOND + SECOND, 5)]);
-    let free = state.search(now + Micros::ONE).earliest(1);
-    assert_eq!((free.at, free.room), (now + SECOND + SECOND, 5));
+    assert_eq!(booked, [(START, 7), (now, 3), (now + SECOND, 10), (now + SECOND + SECOND, 4)]);
+    let free = state.search(now).earliest(1);
+    assert_eq!((free.at, free.room), (now + SECOND + SECOND, 6));
 }
 
 #[test]
