@@ -134,9 +134,11 @@ pub(super) struct Look {
 
 /// Formats a server-sent event with JSON data on one line.
 fn event<T: Serialize>(name: &str, data: &T) -> Bytes {
+    let mut event = format!("event: {name}\ndata: ").into_bytes();
     // Serializing cannot fail: the data are maps with string keys, lists, strings and numbers.
-    let data = serde_json::to_string(data).unwrap_or_default();
-    format!("event: {name}\ndata: {data}\n\n").into()
+    serde_json::to_writer(&mut event, data).unwrap_or_default();
+    event.extend_from_slice(b"\n\n");
+    event.into()
 }
 
 /// Returns the wall time in milliseconds since the Unix epoch.

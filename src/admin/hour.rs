@@ -5,7 +5,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::usage::FleetLimiter;
 
@@ -59,6 +60,15 @@ pub(super) struct Hour {
     before: Option<Seen>,
 }
 
+/// The last hour as a page gets it. Small beside a tree of JSON values: there may be tens of thousands of figures.
+#[derive(Serialize)]
+pub(super) struct HourView<'a> {
+    at: Vec<u64>,
+    /// By limiter and figure; not a number, which becomes `null`, where there is none.
+    limiters: BTreeMap<&'a str, BTreeMap<&'a str, Vec<f32>>>,
+    marks: Value,
+}
+
 impl Hour {
     /// Takes in the fleet at an instant.
     pub(super) fn add(&mut self, at_unix_ms: u64, seen: Seen) {
@@ -87,34 +97,26 @@ impl Hour {
         self.before = Some(seen);
     }
 
-    /// Returns the hour as JSON: instants, and for each limiter a list of each figure.
-    pub(super) fn view(&self) -> Value {
+    /// Returns what a page gets: instants, and for each limiter a list of each figure.
+    pub(super) fn view(&self) -> HourView<'_> {
         let values = self.samples.iter().map(|sample| sample.names.len()).sum::<usize>();
         let step = values.div_ceil(VALUES_MAX).max(1);
         // The last one is always among them.
         let kept: Vec<&Sample> =
             self.samples.iter().rev().step_by(step).collect::<Vec<_>>().into_iter().rev().collect();
-        let mut limiters: BTreeMap<&str, Vec<Vec<Value>>> = BTreeMap::new();
+        let mut limiters: BTreeMap<&str, BTreeMap<&str, Vec<f32>>> = BTreeMap::new();
         for (place, sample) in kept.iter().enumerate() {
             for (name, figures) in sample.names.iter().zip(&sample.figures) {
-                let lists = limiters.entry(name).or_insert_with(|| vec![Vec::new(); FIGURES.len()]);
-                for (list, figure) in lists.iter_mut().zip(figures) {
+                let lists = limiters.entry(name).or_default();
+                for (name, figure) in FIGURES.iter().zip(figures) {
+                    let list = lists.entry(name).or_default();
                     // The limiter may be new.
-                    list.resize(place, Value::Null);
-                    list.push(rounded(*figure));
+                    list.resize(place, f32::NAN);
+                    list.push((figure * 1000.0).round() / 1000.0);
                 }
             }
         }
-        let lists = |lists: Vec<Vec<Value>>| -> Map<String, Value> {
-            FIGURES.iter().zip(lists).map(|(name, list)| ((*name).to_owned(), list.into())).collect()
-        };
-        let limiters: Map<String, Value> =
-            limiters.into_iter().map(|(name, of)| (name.to_owned(), Value::Object(lists(of)))).collect();
-        json!({
-            "at": kept.iter().map(|sample| sample.at_unix_ms).collect::<Vec<_>>(),
-            "limiters": limiters,
-            "marks": self.marks(),
-        })
+        HourView { at: kept.iter().map(|sample| sample.at_unix_ms).collect(), limiters, marks: self.marks() }
     }
 
     /// Returns the marks as JSON.
@@ -142,10 +144,6 @@ fn figures(limiter: &FleetLimiter) -> Figures {
             .max_by_key(|apart| apart.abs())
             .map_or(f32::NAN, |apart| apart as f32),
     ]
-}
-
-fn rounded(figure: f32) -> Value {
-    if figure.is_nan() { Value::Null } else { (f64::from((figure * 1000.0).round()) / 1000.0).into() }
 }
 
 /// Returns what has happened between two samples: a kind, a text, and the limiter that it concerns.
@@ -203,7 +201,7 @@ mod tests {
         let mut hour = Hour::default();
         hour.add(1000, seen(&["a"], false));
         hour.add(6000, seen(&["a", "b"], false));
-        let view = hour.view();
+        let view = serde_json::to_value(hour.view()).unwrap();
         assert_eq!(view["at"], json!([1000, 6000]));
         assert_eq!(view["limiters"]["a"]["granted"], json!([2.5, 2.5]));
         assert_eq!(view["limiters"]["b"]["waiting"], json!([null, 3.0]));
@@ -245,7 +243,7 @@ mod tests {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let mut hour = Hour::default();
         (0..1000).for_each(|at| hour.add(at, seen(&names, false)));
-        let view = hour.view();
+        let view = serde_json::to_value(hour.view()).unwrap();
         let instants = view["at"].as_array().unwrap();
         assert_eq!((hour.samples.len(), instants.len(), &instants[239]), (720, 240, &json!(999)));
         assert!(view.to_string().len() < 600_000, "{}", view.to_string().len());

@@ -138,10 +138,12 @@ async fn sentinels_leave_the_old_primary_writable() {
 async fn a_booking_that_no_replica_confirms_is_not_used() {
     let _lane = lane::shared().await;
     let (sentinel, upstream) = (Sentinel::start().await, Upstream::start());
-    let store = sentinel.store().replace("timeout: 1s", "timeout: 200ms, confirm: replica");
+    // Long enough for a replica that waits for a processor.
+    let store = sentinel.store().replace("timeout: 1s", "timeout: 1s, confirm: replica");
     let weir =
         Weir::start(&one_limiter(&store, "{limits: [5/60s], on_store_failure: reject}", &upstream)).await;
-    assert_eq!(weir.get("/").await.status, 200);
+    let first = weir.get("/").await;
+    assert_eq!(first.status, 200, "{}", first.text());
     sentinel.freeze_replica(true).await;
     eventually("nothing is granted", PATIENCE, async || {
         let refused = weir.get("/").await;
@@ -149,16 +151,18 @@ async fn a_booking_that_no_replica_confirms_is_not_used() {
     })
     .await;
     let passed = upstream.count();
-    assert_eq!(weir.get("/").await.status, 503);
+    let refused = weir.get("/").await;
+    assert_eq!(refused.status, 503, "{}", refused.text());
     sentinel.freeze_replica(false).await;
     eventually("it goes on", PATIENCE, async || weir.get("/").await.status == 200).await;
     // Unused permits were given back.
-    let mut statuses = Vec::new();
+    let mut answers = Vec::new();
     for _ in passed..6 {
-        statuses.push(weir.get("/").await.status);
+        let answer = weir.get("/").await;
+        answers.push((answer.status, answer.text()));
     }
-    assert_eq!(upstream.count(), 5, "{statuses:?}");
-    assert_eq!(statuses.last(), Some(&429));
+    assert_eq!(upstream.count(), 5, "{answers:?}");
+    assert_eq!(answers.last().map(|(status, _)| *status), Some(429), "{answers:?}");
 }
 
 /// The connections of the old primary stay open, so nothing tells weir that it is gone.
