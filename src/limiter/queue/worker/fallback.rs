@@ -33,8 +33,13 @@ impl Worker {
             rules.map(|(rule, left)| rule.capacity().saturating_sub(*left)).max().unwrap_or_default()
         });
         let booked_until = Some(answer.last).filter(|last| *last > answer.now);
-        self.usage =
-            FleetUsage { used: used.collect(), at, answered: answer.now, booked_until, is_old: false };
+        self.usage = FleetUsage {
+            used: used.collect(),
+            at: Some(at),
+            answered: answer.now,
+            booked_until,
+            is_old: false,
+        };
     }
 
     /// Charges this replica's memory with its part of the usage at the last contact with the store.
@@ -53,7 +58,7 @@ impl Worker {
     ///
     /// Nobody knows what other replicas were granted since then. So a limit that is soon whole again counts as used up when the
     /// outage began: by then every slot of the store has been used or is void. So does any limit of which this replica has not heard
-    /// lately.
+    /// lately, or never, however lately it was started.
     pub(super) fn begin_outage(&mut self) {
         self.charge_usage();
         self.usage.is_old = true;
@@ -64,8 +69,7 @@ impl Worker {
         }
         let Fallback { store, clock, replica, .. } = &*self.fallback;
         let since = self.session.away_since().map_or_else(|| clock.now(), |since| clock.at(since));
-        let is_stale =
-            self.usage.at + self.heard_lately() < self.session.away_since().unwrap_or(self.usage.at);
+        let is_stale = self.usage.is_stale(self.session.away_since(), self.heard_lately());
         for limiter_ref in self.local_refs().unwrap_or_default() {
             let closed = limiter_ref.rules.iter().filter(|rule| is_stale || rule.is_soon_whole());
             let soon = closed.map(Rule::capacity);
@@ -84,7 +88,7 @@ impl Worker {
         let last = booked_until.unwrap_or(*answered);
         let due = self.session.clock().map(|known| clock.at(known.due(last)));
         let in_windows = Micros(last.0.saturating_add_signed(share.clock_ahead.saturating_neg()));
-        let contact = clock.at(*at).max(due.unwrap_or_default()).max(in_windows);
+        let contact = clock.at(at.unwrap_or_default()).max(due.unwrap_or_default()).max(in_windows);
         // The share's calendar windows begin that much later than the store's.
         let at = contact.min(now) + CLOCKS_APART;
         let is_full = *is_old || booked_until.is_some();

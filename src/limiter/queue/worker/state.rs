@@ -40,14 +40,23 @@ pub(in crate::limiter) struct Worker {
 pub(super) struct FleetUsage {
     /// The permits of each limiter in use; empty before the first answer.
     pub(super) used: Box<[u64]>,
-    /// When the last answered call was sent.
-    pub(super) at: Moment,
+    /// When the last answered call was sent; `None` before the first answer.
+    pub(super) at: Option<Moment>,
     /// When it was carried out, by the store's clock.
     pub(super) answered: Micros,
     /// The last booked slot, if it lay in the future.
     pub(super) booked_until: Option<Micros>,
     /// True if there was an outage since.
     pub(super) is_old: bool,
+}
+
+impl FleetUsage {
+    /// Returns whether others may have been granted much that is not in it when the store went away. Before the first answer nothing is,
+    /// however lately this process was started.
+    pub(super) fn is_stale(&self, away_since: Option<Moment>, lately: Micros) -> bool {
+        let is_late = |at: Moment| away_since.is_some_and(|away_since| at + lately < away_since);
+        self.at.is_none_or(is_late)
+    }
 }
 
 impl Worker {
@@ -91,5 +100,21 @@ pub(super) fn limits(queue: &Queue, session: &StoreSession, calling: &Calling) -
         max_waiting: queue.max_waiting(),
         terms: session.terms,
         shared: shared::shared(&queue.instances),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_of_which_nothing_was_heard_is_stale_even_if_the_process_is_new() {
+        let lately = Micros::from_millis(900);
+        let away_since = Some(Moment::default() + Micros::from_millis(100));
+        assert!(FleetUsage::default().is_stale(away_since, lately));
+        assert!(FleetUsage::default().is_stale(None, lately));
+        let heard = FleetUsage { at: Some(Moment::default()), ..FleetUsage::default() };
+        assert!(!heard.is_stale(away_since, lately));
+        assert!(heard.is_stale(Some(Moment::default() + Micros::from_millis(901)), lately));
     }
 }
