@@ -102,6 +102,8 @@ do
         if members[index + 6] == 1 and members[index + 1] > 0 then
           members[index + 2] = max(members[index + 2], now + members[index + 2] - members[index + 1])
         end
+        -- Members heard an earlier clock, or a silence would be noticed only when this one has caught up.
+        members[index + 1] = min(members[index + 1], now)
       end
       if is_lost then return epoch end
       epoch.memory, epoch.silent_from = before.memory, heard

@@ -174,6 +174,23 @@ fn a_silence_of_all_members_is_a_doubt() {
     assert_eq!(granted(&fleet.ask(1_800_000, second.id, 10)).0, 3);
 }
 
+/// Its members were heard at instants that the clock has yet to reach again.
+#[test]
+fn a_silence_soon_after_the_clock_was_set_back_is_a_doubt() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let first = fleet.begin(5 * SECOND);
+    for replica in [1, 2] {
+        fleet.beat(6 * SECOND, replica, first, Reported::default());
+        fleet.beat(9 * SECOND, replica, first, Reported { memory: first, epoch: first });
+    }
+    let second = fleet.renew(2 * SECOND, first);
+    for replica in [1, 2] {
+        fleet.beat(2_600_000, replica, second, Reported { memory: second, epoch: second });
+    }
+    assert_eq!(fleet.ask(3 * SECOND, second, 1).epoch.id, second);
+    assert!(fleet.ask(3_100_001, second, 1).epoch.id > second);
+}
+
 #[test]
 fn slots_that_nobody_had_a_lease_to_use_do_not_count_behind_a_silence() {
     let used_behind = |silence: u64| {
