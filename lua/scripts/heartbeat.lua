@@ -57,11 +57,15 @@ local function add(id, ...)
   end
 end
 
--- A server that has lost its memory learns from those that ask who else there was.
+-- A server that has lost its memory learns from those that ask who else there was; one whose clock was set ahead, for how long the permits
+-- of those that have ended matter still.
 for index = 1, #known, 3 do
-  local id, matters_until = known[index], now + known[index + 1]
-  if matters_until > now and not place_of(id) then
-    add(id, known[index + 2] == 1 and epoch.begun or 0, matters_until, 0, 0, 0, 0)
+  local id, matters_until, is_counted = known[index], now + known[index + 1], known[index + 2] == 1
+  local place = place_of(id)
+  if place and known_epoch ~= epoch.id and not is_counted then
+    members[place + 2] = max(members[place + 2], matters_until)
+  elseif not place and matters_until > now then
+    add(id, is_counted and epoch.begun or 0, matters_until, 0, 0, 0, 0)
   end
 end
 if replica > 0 then

@@ -117,14 +117,12 @@ pub(in crate::limiter) async fn beat(
         if session.answered(sent, answer.epoch) {
             tell(News::Lost);
         }
-        session.copies().learn(
-            fallback.replica,
-            &heartbeat.copies,
-            heartbeat.known_epoch,
-            &answer,
-            session.moment(),
-        );
-        tell_moves(session, fallback, sent, &answer, tell);
+        // What a stepped clock says of members that have ended would seem to matter no more too early.
+        if answer.epoch.id >= session.epoch_least() {
+            let now = session.moment();
+            session.copies().learn(fallback.replica, &heartbeat.copies, heartbeat.known_epoch, &answer, now);
+            tell_moves(session, fallback, sent, &answer, tell);
+        }
         session.follow_resets(&answer, fallback);
         session.earlier_layout.follow(&*session.store, answer.earlier_epoch).await?;
         let current = Reported { memory: answer.epoch.memory, epoch: answer.epoch.id };

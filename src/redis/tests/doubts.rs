@@ -191,6 +191,42 @@ fn a_silence_soon_after_the_clock_was_set_back_is_a_doubt() {
     assert!(fleet.ask(3_100_001, second, 1).epoch.id > second);
 }
 
+/// The clock is set ahead by eight seconds: permits of a member that has ended would seem to matter so much shorter.
+#[test]
+fn what_an_ended_member_was_granted_matters_as_long_where_the_clock_is_set_ahead() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let first = fleet.begin(0);
+    let reported = Reported { memory: first, epoch: first };
+    fleet.beat(SECOND, 1, first, reported);
+    fleet.beat(SECOND, 2, first, Reported::default());
+    let farewell = Heartbeat {
+        replica: 2,
+        known_epoch: first,
+        heard: Micros(START + SECOND),
+        matters_for: Micros(10 * SECOND),
+        reported,
+        leaves: true,
+        ..Heartbeat::default()
+    };
+    fleet.store.heartbeat(&fleet.context(SECOND), &farewell);
+    let known = Member { replica: 2, matters_for: Micros(9 * SECOND), is_counted: false };
+    let beat = Heartbeat {
+        replica: 1,
+        known_epoch: first + 1,
+        heard: Micros(START + SECOND),
+        matters_for: Micros(10 * SECOND),
+        reported,
+        members: vec![known],
+        ..Heartbeat::default()
+    };
+    let answer = fleet.store.heartbeat(&fleet.context(10 * SECOND), &beat);
+    assert!(answer.epoch.id > first && answer.members.contains(&known), "{answer:?}");
+    // It is told once in an epoch, or what each adds on the way would sum up.
+    let again = Heartbeat { known_epoch: answer.epoch.id, ..beat };
+    let answer = fleet.store.heartbeat(&fleet.context(11 * SECOND), &again);
+    assert!(answer.members.contains(&Member { matters_for: Micros(8 * SECOND), ..known }), "{answer:?}");
+}
+
 #[test]
 fn slots_that_nobody_had_a_lease_to_use_do_not_count_behind_a_silence() {
     let used_behind = |silence: u64| {
