@@ -99,11 +99,13 @@ do
       if (pauses[#pauses - 3] or 0) <= now then epoch.pauses = pauses end
       for index = 1, #members, SIZE do
         heard, counted = max(heard, members[index + 1]), counted + members[index + 6]
-        if members[index + 6] == 1 and members[index + 1] > 0 then
-          members[index + 2] = max(members[index + 2], now + members[index + 2] - members[index + 1])
+        local last, matters_until = members[index + 1], members[index + 2]
+        if members[index + 6] == 1 and last > 0 then
+          local until_now = now + matters_until - last
+          members[index + 2] = last > now and until_now or max(matters_until, until_now)
         end
-        -- Members heard an earlier clock, or a silence would be noticed only when this one has caught up.
-        members[index + 1] = min(members[index + 1], now)
+        -- Who was heard ahead was so by another clock: a silence would be noticed only when this one has caught up.
+        members[index + 1] = min(last, now)
       end
       if is_lost then return epoch end
       epoch.memory, epoch.silent_from = before.memory, heard

@@ -24,7 +24,7 @@ do
     local union = declared[1]
     for index = 4, #declared, 3 do union = union .. ";" .. declared[index] end
     if state.union == "" then
-      Reschedule.put_in_force(state, union)
+      Reschedule.put_in_force(state, union, now)
     elseif union ~= state.union and not State.is_pending(state) then
       Reschedule.start(state, now, now + lease, lease, union)
     end

@@ -9,8 +9,9 @@
 --   timeline.moving       void bookings without a new place; calls give places to a part of them each, and nothing is booked meanwhile
 
 local Reschedule = setmetatable({ rare = function()
-  -- Returns the checkpoint of a rule that comes into force: its own from before, or one that lacks as much as the emptiest other.
-  local function checkpoint_of(rule, old_rules, old_checkpoints, known_from)
+  -- Returns the checkpoint of a rule that comes into force: its own from before, or one that lacks as much as the emptiest other at `till`.
+  -- What flowed in until then did so under the rules before.
+  local function checkpoint_of(rule, timeline, old_rules, old_checkpoints, till, known_from)
     local algorithm = rule.algorithm
     if algorithm.CHECKPOINT_SIZE == 0 then return nil end
     local known = old_checkpoints[Rule.position(old_rules, rule)]
@@ -19,7 +20,7 @@ local Reschedule = setmetatable({ rare = function()
     for index, old in ipairs(old_rules) do
       local checkpoint = old_checkpoints[index]
       if checkpoint then
-        local permits, at = old.algorithm.missing(old, checkpoint)
+        local permits, at = old.algorithm.missing(old, old.algorithm.fold(old, timeline, checkpoint, till))
         local own = algorithm.lacking(rule, at, permits)
         if not emptiest or algorithm.is_emptier(own, emptiest) then emptiest = own end
       end
@@ -27,8 +28,8 @@ local Reschedule = setmetatable({ rare = function()
     return emptiest or State.new_checkpoint(rule, known_from)
   end
 
-  -- Puts the rules of a text in force. Bookings stay where they are.
-  local function put_in_force(state, union)
+  -- Puts the rules of a text in force behind an instant. Bookings stay where they are.
+  local function put_in_force(state, union, till)
     local old_rules, old_checkpoints = state.rules, state.checkpoints
     -- The new rules may see further back.
     Timeline.drop_stale(state.timeline)
@@ -36,7 +37,9 @@ local Reschedule = setmetatable({ rare = function()
     if state.external_usage then
       state.external_usage = ExternalUsage.carry_over(state.external_usage, old_rules, state.rules)
     end
-    for index, rule in ipairs(state.rules) do state.checkpoints[index] = checkpoint_of(rule, old_rules, old_checkpoints, state.known_from) end
+    for index, rule in ipairs(state.rules) do
+      state.checkpoints[index] = checkpoint_of(rule, state.timeline, old_rules, old_checkpoints, till, state.known_from)
+    end
     state.timeline.keeps_empty, state.timeline.pages = next(state.checkpoints) == nil, nil
     Timeline.compact(state.timeline)
   end
@@ -114,7 +117,7 @@ local Reschedule = setmetatable({ rare = function()
     local void_from = Rule.cell_from(from, old_cell)
     Timeline.compact(state.timeline)
     local void = Timeline.split_off(state.timeline, void_from)
-    put_in_force(state, union)
+    put_in_force(state, union, min(now, void_from - 1))
     if state.external_usage then ExternalUsage.heed(state) end
     if now < state.pause.paused_until then state.pause.next = state.pause.paused_until end
     state.rescheduled, state.rescheduled_cell, state.rescheduled_until = {}, old_cell, void_from + lease

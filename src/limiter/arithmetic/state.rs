@@ -58,7 +58,7 @@ impl LimiterState {
         }
         let union = self.declared.union();
         if self.rules.is_empty() {
-            self.put_in_force(union);
+            self.put_in_force(union, now);
         } else if union != self.rules && !self.reschedule.is_pending() {
             self.reschedule(now, now + lease, lease, union);
         }
@@ -85,10 +85,10 @@ impl LimiterState {
         self.timeline.prune(now, &self.rules, &self.checkpoints, seen_for);
     }
 
-    /// Puts rules in force. Bookings stay as they are; a new rule with a checkpoint begins with the lack of the
+    /// Puts rules in force behind an instant. Bookings stay as they are; a new rule with a checkpoint begins with the lack of the
     /// emptiest checkpoint before.
-    fn put_in_force(&mut self, rules: Vec<Rule>) {
-        self.checkpoints = rules.iter().map(|rule| self.checkpoint_of(rule)).collect();
+    fn put_in_force(&mut self, rules: Vec<Rule>, till: Micros) {
+        self.checkpoints = rules.iter().map(|rule| self.checkpoint_of(rule, till)).collect();
         let external = |rule| {
             self.position(rule).and_then(|index| self.external_usage.get(index)).cloned().unwrap_or_default()
         };
@@ -96,12 +96,16 @@ impl LimiterState {
         self.rules = rules;
     }
 
-    /// Returns the checkpoint with which a rule comes into force.
-    fn checkpoint_of(&self, rule: &Rule) -> Sight {
+    /// Returns the checkpoint with which a rule comes into force. What flowed in until then did so under the rules before.
+    fn checkpoint_of(&self, rule: &Rule, till: Micros) -> Sight {
         if let Some(checkpoint) = self.checkpoint(rule) {
             return checkpoint;
         }
-        checkpoint_after(self.rules.iter().zip(&self.checkpoints), rule)
+        let mut before = self.checkpoints.clone();
+        for (old, checkpoint) in self.rules.iter().zip(&mut before) {
+            old.kind.fold(old.quota(), checkpoint, self.timeline.entries(), till);
+        }
+        checkpoint_after(self.rules.iter().zip(&before), rule)
     }
 
     /// Returns the place of a rule among those in force.
@@ -119,7 +123,7 @@ impl LimiterState {
         let cell = finest_cell(&self.rules);
         // A cell is moved whole or not at all: the part that stays must stay charged.
         let void_from = cell_from(from, cell);
-        self.put_in_force(rules);
+        self.put_in_force(rules, now.min(void_from - Micros::ONE));
         self.external_usage.iter_mut().for_each(ExternalUsage::heed);
         self.pause.restart(now);
         let void = self.timeline.split_off(void_from);
