@@ -49,8 +49,9 @@ do
     return count
   end
 
-  -- Notes booked requests. Returns whether they passed by room that a smaller cost may take.
-  local function booked(order, slot, count, cost)
+  -- Notes booked requests. Nobody stands behind those that did not wait for room. Returns whether they passed by room that a smaller cost
+  -- may take.
+  local function booked(order, slot, count, cost, has_waited)
     order.booked = order.booked + count * cost
     local searched = order.freed_permits >= cost
     if searched and slot < order.last then order.freed_permits = order.freed_permits - count * cost end
@@ -59,7 +60,7 @@ do
       order.freed_at = slot
       if slot >= order.last then order.freed_permits = 0 end
     end
-    order.last = max(order.last, slot)
+    if has_waited then order.last = max(order.last, slot) end
     return searched and cost > 1 and slot > order.freed_at
   end
 

@@ -384,7 +384,8 @@ if #runs > 0 and not settles and not is_moving and is_rescheduled then
         queue_slots_left = queue_slots_left - count
       end
       charge(searches, count * cost)
-      if QueueOrder.booked(order, at, count, cost) then passed = max(passed, cost) end
+      -- One that is only booked as far ahead as its answer takes is in nobody's way where there is room before.
+      if QueueOrder.booked(order, at, count, cost, at > start) then passed = max(passed, cost) end
       if booked_at == at then
         outcomes[#outcomes][1] = outcomes[#outcomes][1] + count
       else

@@ -96,9 +96,9 @@ impl QueueOrder {
         self.last = self.last.max(place.unwrap_or_default());
     }
 
-    /// Notes booked requests. Returns whether freed permits were left over that are too few for this cost, but may serve a
-    /// smaller one.
-    pub(in crate::limiter) fn booked(&mut self, slot: Micros, count: u64, cost: u64) -> bool {
+    /// Notes booked requests. Nobody stands behind those that did not wait for room. Returns whether freed permits were left over that
+    /// are too few for this cost, but may serve a smaller one.
+    pub(in crate::limiter) fn booked(&mut self, slot: Micros, count: u64, cost: u64, waited: bool) -> bool {
         self.booked += count * cost;
         let searched = self.freed_permits >= cost;
         if searched && slot < self.last {
@@ -109,7 +109,9 @@ impl QueueOrder {
             self.freed_at = slot;
             self.freed_permits = if slot < self.last { self.freed_permits } else { 0 };
         }
-        self.last = self.last.max(slot);
+        if waited {
+            self.last = self.last.max(slot);
+        }
         searched && cost > 1 && slot > self.freed_at
     }
 

@@ -370,7 +370,8 @@ fn book_runs(
                 queue_slots_left -= count;
             }
             searches.iter_mut().for_each(|search| search.charge(count * run.cost));
-            if order.booked(found.at, count, run.cost) {
+            // One that is only booked as far ahead as its answer takes is in nobody's way where there is room before.
+            if order.booked(found.at, count, run.cost, found.at > start) {
                 passed = passed.max(run.cost);
             }
             match outcomes[first..].last_mut() {

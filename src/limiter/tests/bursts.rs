@@ -65,3 +65,31 @@ fn a_burst_is_a_burst_at_any_rate() {
         judge(rate, per, burst);
     }
 }
+
+/// A request whose slot came too late is booked as far ahead as its answer takes. Where there is no queue, nobody is refused for that.
+#[test]
+fn who_is_booked_ahead_only_for_its_answer_is_in_nobodys_way() {
+    let limits = vec![Limit {
+        rate: Permits::new(10).unwrap(),
+        per: Duration::from_secs(1),
+        algorithm: Algorithm::SlidingWindow { precision: 1_000_000.try_into().unwrap() },
+        label: "limit".into(),
+    }];
+    let rules: Arc<[Rule]> = [Rule::new(&limits[0], Micros::ZERO, START).0].into();
+    let (mut state, mut order) = (LimiterState::default(), QueueOrder::default());
+    let mut ask = |lead: u64, count: u64, wait_max: u64| {
+        let runs = vec![Run { cost: 1, wait_max: Micros(wait_max), count }];
+        let lead = Micros(lead);
+        let call = Call { generations: vec![0], runs, lead, queue_slots_left: 100, ..Call::default() };
+        let outcomes = reserve(START, LEASE, &mut [(&mut state, rules.clone())], &mut order, &call).outcomes;
+        let [(_, Outcome::Booked(slot))] = outcomes[..] else { panic!("{outcomes:?}") };
+        slot - START
+    };
+    let (lead, second) = (Micros(20_000), Micros(1_000_002));
+    assert_eq!(ask(lead.0, 1, second.0), lead);
+    assert_eq!(ask(0, 9, 0), Micros::ZERO);
+    // Who waits for room keeps its place as ever.
+    let last = ask(lead.0, 1, 2 * second.0);
+    assert!(last > lead);
+    assert!(ask(0, 1, 2 * second.0) >= last);
+}

@@ -272,7 +272,7 @@ impl Model {
                         assert!(slot - self.now <= run.wait_max);
                         self.oracle.0.push((slot, run.cost));
                         self.held[queue].push((slot, run.cost));
-                        order.booked(slot, 1, run.cost);
+                        order.booked(slot, 1, run.cost, slot > self.now);
                     }
                     Outcome::TooFar(RetryDelay { delay, advised, violated, .. }) => {
                         assert!(delay > run.wait_max && (!exact || self.now + delay == earliest));
