@@ -69,13 +69,13 @@ fn a_burst_is_a_burst_at_any_rate() {
 /// A request whose slot came too late is booked as far ahead as its answer takes. Where there is no queue, nobody is refused for that.
 #[test]
 fn who_is_booked_ahead_only_for_its_answer_is_in_nobodys_way() {
-    let limits = vec![Limit {
+    let limit = Limit {
         rate: Permits::new(10).unwrap(),
         per: Duration::from_secs(1),
         algorithm: Algorithm::SlidingWindow { precision: 1_000_000.try_into().unwrap() },
         label: "limit".into(),
-    }];
-    let rules: Arc<[Rule]> = [Rule::new(&limits[0], Micros::ZERO, START).0].into();
+    };
+    let rules: Arc<[Rule]> = [Rule::new(&limit, Micros::ZERO, START).0].into();
     let (mut state, mut order) = (LimiterState::default(), QueueOrder::default());
     let mut ask = |lead: u64, count: u64, wait_max: u64| {
         let runs = vec![Run { cost: 1, wait_max: Micros(wait_max), count }];
