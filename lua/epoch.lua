@@ -104,7 +104,7 @@ do
           local until_now = now + matters_until - last
           members[index + 2] = last > now and until_now or max(matters_until, until_now)
         end
-        -- Who was heard ahead was so by another clock: a silence would be noticed only when this one has caught up.
+        -- An instant ahead is of another clock: a silence would be noticed only when this one has caught up.
         members[index + 1] = min(last, now)
       end
       if is_lost then return epoch end

@@ -9,8 +9,8 @@
 --   timeline.moving       void bookings without a new place; calls give places to a part of them each, and nothing is booked meanwhile
 
 local Reschedule = setmetatable({ rare = function()
-  -- Returns the checkpoint of a rule that comes into force: its own from before, or one that lacks as much as the emptiest other at `till`.
-  -- What flowed in until then did so under the rules before.
+  -- Returns the checkpoint of a rule that comes into force: its own from before, or one that lacks as much as the emptiest other at `till`,
+  -- because until then permits flowed in under the rules before.
   local function checkpoint_of(rule, timeline, old_rules, old_checkpoints, till, known_from)
     local algorithm = rule.algorithm
     if algorithm.CHECKPOINT_SIZE == 0 then return nil end

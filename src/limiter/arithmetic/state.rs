@@ -96,7 +96,7 @@ impl LimiterState {
         self.rules = rules;
     }
 
-    /// Returns the checkpoint with which a rule comes into force. What flowed in until then did so under the rules before.
+    /// Returns the checkpoint with which a rule comes into force. Until `till`, permits flowed in under the rules before.
     fn checkpoint_of(&self, rule: &Rule, till: Micros) -> Sight {
         if let Some(checkpoint) = self.checkpoint(rule) {
             return checkpoint;

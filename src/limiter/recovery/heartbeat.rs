@@ -117,7 +117,7 @@ pub(in crate::limiter) async fn beat(
         if session.answered(sent, answer.epoch) {
             tell(News::Lost);
         }
-        // What a stepped clock says of members that have ended would seem to matter no more too early.
+        // By a stepped clock, permits of members that have ended would seem to matter for another time than they do.
         if answer.epoch.id >= session.epoch_least() {
             let now = session.moment();
             session.copies().learn(fallback.replica, &heartbeat.copies, heartbeat.known_epoch, &answer, now);

@@ -10,7 +10,7 @@ use crate::limiter::arithmetic::reserve::reserve;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::{Algorithm, Call, Limit, Limiter, Outcome, Permits, Run};
-use crate::limiter::tests::oracle::{LEASE, START};
+use crate::limiter::tests::oracle::{LEASE, SLIDING, START, rule};
 
 /// The bookings that are compared with each later one.
 const COMPARED: usize = 200;
@@ -69,13 +69,8 @@ fn a_burst_is_a_burst_at_any_rate() {
 /// A request whose slot came too late is booked as far ahead as its answer takes. Where there is no queue, nobody is refused for that.
 #[test]
 fn who_is_booked_ahead_only_for_its_answer_is_in_nobodys_way() {
-    let limit = Limit {
-        rate: Permits::new(10).unwrap(),
-        per: Duration::from_secs(1),
-        algorithm: Algorithm::SlidingWindow { precision: 1_000_000.try_into().unwrap() },
-        label: "limit".into(),
-    };
-    let rules: Arc<[Rule]> = [Rule::new(&limit, Micros::ZERO, START).0].into();
+    let second = Micros(1_000_000);
+    let rules: Arc<[Rule]> = [rule(10, second.0, 1, SLIDING)].into();
     let (mut state, mut order) = (LimiterState::default(), QueueOrder::default());
     let mut ask = |lead: u64, count: u64, wait_max: u64| {
         let runs = vec![Run { cost: 1, wait_max: Micros(wait_max), count }];
@@ -85,10 +80,10 @@ fn who_is_booked_ahead_only_for_its_answer_is_in_nobodys_way() {
         let [(_, Outcome::Booked(slot))] = outcomes[..] else { panic!("{outcomes:?}") };
         slot - START
     };
-    let (lead, second) = (Micros(20_000), Micros(1_000_002));
+    let lead = Micros(20_000);
     assert_eq!(ask(lead.0, 1, second.0), lead);
     assert_eq!(ask(0, 9, 0), Micros::ZERO);
-    // Who waits for room keeps its place as ever.
+    // A request that waits for room keeps its place.
     let last = ask(lead.0, 1, 2 * second.0);
     assert!(last > lead);
     assert!(ask(0, 1, 2 * second.0) >= last);

@@ -1,26 +1,24 @@
 //! Limits that change: what flowed into a bucket before did so at the pace of the limits before.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::bucket::Bucket;
+use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::{Algorithm, Limit, Permits};
-use crate::limiter::tests::oracle::{LEASE, START};
+use crate::limiter::tests::oracle::{LEASE, START, rule};
 
+const SECOND: u64 = 1_000_000;
+
+/// A bucket of 20 permits.
 fn bucket(rate: u64) -> Arc<[Rule]> {
-    let limit = Limit {
-        rate: Permits::new(rate).unwrap(),
-        per: Duration::from_secs(8),
-        algorithm: Algorithm::TokenBucket { burst: Permits::new(20).unwrap() },
-        label: "limit".into(),
-    };
-    [Rule::new(&limit, Micros::ZERO, START).0].into()
+    [rule(rate, 8 * SECOND, 1, Kind::Bucket(Bucket { burst: 20 }))].into()
 }
 
-/// Takes all that there is at an instant.
-fn drain(state: &mut LimiterState, now: Micros) -> u64 {
+/// Takes all that a limit has at an instant.
+fn drain(state: &mut LimiterState, rules: &Arc<[Rule]>, now: Micros) -> u64 {
+    state.open(now, rules, LEASE, 1);
     let mut taken = 0;
     while state.search(now).earliest(1).at == now {
         state.charge(now, 1);
@@ -31,20 +29,12 @@ fn drain(state: &mut LimiterState, now: Micros) -> u64 {
 
 #[test]
 fn a_bucket_in_use_that_is_filled_faster_holds_no_more_at_once() {
-    // A window is a few microseconds longer than the limit says.
-    let (second, mut state) = (Micros(1_000_010), LimiterState::default());
-    state.open(START, &bucket(8), LEASE, 1);
-    assert_eq!(drain(&mut state, START), 20);
-    // One permit in a second, each taken.
-    for after in 1..=20 {
-        let now = START + Micros(after * second.0);
-        state.open(now, &bucket(8), LEASE, 1);
-        assert_eq!(drain(&mut state, now), 1);
+    let (mut state, slow, fast) = (LimiterState::default(), bucket(8), bucket(80));
+    assert_eq!(drain(&mut state, &slow, START), 20);
+    let after = |seconds: u64| START + Micros(seconds * SECOND);
+    for seconds in 1..=20 {
+        assert_eq!(drain(&mut state, &slow, after(seconds)), 1);
     }
-    let now = START + Micros(20 * second.0);
-    state.open(now, &bucket(80), LEASE, 1);
-    assert_eq!(drain(&mut state, now), 0, "nothing of the time before");
-    let later = now + second;
-    state.open(later, &bucket(80), LEASE, 1);
-    assert_eq!(drain(&mut state, later), 10);
+    assert_eq!(drain(&mut state, &fast, after(20)), 0, "nothing of the time before");
+    assert_eq!(drain(&mut state, &fast, after(21)), 10);
 }

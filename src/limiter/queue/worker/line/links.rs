@@ -96,15 +96,20 @@ impl Worker {
         if self.outage() == 0 || self.calls.asked_locally.is_some() {
             return;
         }
-        if self.limits.policies.contains(&OnStoreFailure::Reject) {
-            self.refuse_all(&self.limits.store_unavailable(), out);
-        } else if self.limits.policies.contains(&OnStoreFailure::Local) {
+        let policies = &self.limits.policies;
+        if !policies.contains(&OnStoreFailure::Reject) && policies.contains(&OnStoreFailure::Local) {
             let now = around.now;
             let is_due = |at: Moment| at <= now;
             let is_told = self.lanes.values().filter_map(|lane| lane.tell_at).any(is_due);
             if is_told || self.calls.told_locally.again.is_some_and(is_due) {
                 self.ask_locally(now, out);
             }
+            return;
+        }
+        // The policy may have changed in this outage: nothing is due any more in this replica's memory.
+        self.calls.told_locally.again = None;
+        if policies.contains(&OnStoreFailure::Reject) {
+            self.refuse_all(&self.limits.store_unavailable(), out);
         } else {
             self.allow(around, out);
         }

@@ -71,12 +71,15 @@ impl Driven {
     }
 
     fn on(&mut self, now: Moment, events: Vec<Event>) -> Vec<Action> {
-        let clock = StoreClock::new(now, now, shown(now));
-        let around = Around { now, clock, wall: shown(now), latency: Micros::ZERO, in_flight_left: 128 };
         let mut out = Vec::new();
-        self.0.on(events, &around, &mut out);
+        self.0.on(events, &around(now), &mut out);
         out
     }
+}
+
+fn around(now: Moment) -> Around {
+    let clock = StoreClock::new(now, now, shown(now));
+    Around { now, clock, wall: shown(now), latency: Micros::ZERO, in_flight_left: 128 }
 }
 
 fn arrival(request: u32, name: &str, now: Moment) -> Event {
@@ -249,6 +252,20 @@ fn the_policy_decides_while_the_store_is_away() {
     // The store is back: all are told of, and the share is used no more.
     let actions = core.on(after(9), vec![Event::Linked(Link::Up { epoch: 9 })]);
     assert_eq!(told(call(&actions).unwrap()), [(flow("etl").id, 1)]);
+}
+
+/// Else the worker would wake at once, and again, for as long as it stays.
+#[test]
+fn a_share_that_was_to_be_asked_again_is_not_where_a_reload_rejects() {
+    for policy in [OnStoreFailure::Reject, OnStoreFailure::Allow] {
+        let mut core = Driven::new(OnStoreFailure::Local);
+        core.on(START, vec![Event::Linked(Link::Away { outage: 1 }), arrival(1, "web", START)]);
+        let local = LocalAnswer { answer: answer(after(1), 3, &[], Some(after(50))), costs_max: vec![10] };
+        core.on(after(1), vec![Event::AnsweredLocally(Box::new(local))]);
+        core.on(after(2), vec![Event::Reconfigured(Box::new(limits(policy, 100)))]);
+        core.on(after(60), Vec::new());
+        assert!(core.0.wakes_at(&around(after(60))) > after(60), "{policy:?}");
+    }
 }
 
 #[test]
