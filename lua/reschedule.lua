@@ -1,6 +1,6 @@
 -- reschedule.lua: moves bookings after a change: of the limits, by a pause, a reset, or external usage.
 --
--- Twin of src/limiter/arithmetic/reschedule.rs. Bookings from `void_from` on are void. The i-th void permit gets the i-th place under the
+-- Twin of src/limiter/arithmetic/reschedule.rs and moving.rs. Bookings from `void_from` on are void. The i-th void permit gets the i-th place under the
 -- rules in force, and that place stays charged until the holder of the void permit claims it. A state has
 --   generation            the number of its last change; `previous_generation`: of the one before, whose slots are void
 --   rescheduled           { from, to, permits, ... } of void permits that are not claimed yet, ascending, in pages: a call touches few
@@ -47,9 +47,10 @@ local Reschedule = setmetatable({ rare = function()
   -- How far ahead bookings are moved: later ones would wait for longer than a request may.
   local SPAN = 25 * 3600 * 1000000
   -- How much a call does until it leaves the other bookings to those that follow.
-  local MOVING_MAX = 35000
+  local MOVING_MAX = 22000
+
   -- Of so few permits in all states together it leaves none.
-  local at_once_left = 240
+  local AT_ONCE = 120
 
   -- Notes void permits and their new place.
   local function note(state, from, to, permits)
@@ -65,73 +66,160 @@ local Reschedule = setmetatable({ rare = function()
     page[size + 1], page[size + 2], page[size + 3] = from, to, permits
   end
 
-  -- Gives new places to the first void bookings, behind those that have theirs, until the call has done so much, besides the way to the
-  -- last place; at least to one.
-  local function go_on(state, now, work_max)
-    local timeline, pages = state.timeline, state.timeline.moving
+  -- The void bookings of a state on the way to their places: `left` permits of the first one, at `index` of the first page, have none yet.
+  local function way_of(state)
+    local timeline = state.timeline
     Timeline.compact(timeline)
-    local from, limited_by = max(state.void_from, timeline.at[timeline.size] or 0), nil
-    local done_before, is_enough = work.done, false
-    local search = Search.new(state, from)
-    work_max = work_max + work.done - done_before
-    while pages[1] and not is_enough do
-      local entries, permits, index = pages[1], pages[2], 1
-      local left, size = permits[1], #entries
-      while index <= size and not is_enough do
-        if left > 0 then
-          local room, by = Search.earliest(search, 1)
-          if by and limited_by and by ~= limited_by then search.keeps_full = false end
-          limited_by = by or limited_by
-          if search.at > now + SPAN then
-            timeline.moving = nil
-            return
-          end
-          local placed = min(left, room)
-          Search.charge(search, placed)
-          note(state, entries[index], search.at, placed)
-          left, is_enough = left - placed, work.done >= work_max
-        end
-        if left == 0 then
-          index = index + 1
-          left = permits[index]
-        end
-      end
-      if index > size then
-        table.remove(pages, 1)
-        table.remove(pages, 1)
-      else
-        pages[1], pages[2] = { unpack(entries, index) }, { left, unpack(permits, index + 1) }
-      end
-    end
-    if not pages[1] then timeline.moving = nil end
-    -- No permit finds room before the last place. A pause may be lifted, and what follows it paced no more.
-    from = max(from, state.pause.paced_until)
-    if limited_by and search.keeps_full and from < search.at then Timeline.note_full(timeline, from, search.at, limited_by) end
+    -- They are placed beside the external usage of now.
+    if state.external_usage then ExternalUsage.heed(state) end
+    local from = max(state.void_from, timeline.at[timeline.size] or 0)
+    return {
+      state = state, pages = timeline.moving, index = 1, left = timeline.moving[2][1], from = from, search = Search.new(state, from),
+      is_full = true, limited_by = nil,
+    }
   end
 
-  -- Puts the rules of a text in force and takes out the bookings from an instant on. They are moved to their places under the rules at
-  -- once, or in parts by the calls that follow.
+  -- Returns the first void booking whose permits have no place yet; nil if there is none.
+  local function first_on(way)
+    local pages = way.pages
+    while pages[1] and way.left == 0 do
+      way.index = way.index + 1
+      if way.index > #pages[1] then
+        table.remove(pages, 1)
+        table.remove(pages, 1)
+        way.index = 1
+      end
+      way.left = pages[1] and pages[2][way.index] or 0
+    end
+    return pages[1] and pages[1][way.index]
+  end
+
+  -- Keeps the void bookings that are left for the next call, and notes what is full.
+  local function leave(way)
+    local state, pages, search = way.state, way.pages, way.search
+    if not first_on(way) then
+      state.timeline.moving = nil
+    elseif way.index > 1 or way.left ~= pages[2][1] then
+      pages[1], pages[2] = { unpack(pages[1], way.index) }, { way.left, unpack(pages[2], way.index + 1) }
+    end
+    -- No permit finds room before the last place, unless other limiters have moved the search. A pause may be lifted, and what follows it
+    -- paced no more.
+    local from = max(way.from, state.pause.paced_until)
+    if way.is_full and way.limited_by and search.keeps_full and from < search.at then
+      Timeline.note_full(state.timeline, from, search.at, way.limited_by)
+    end
+  end
+
+  -- Returns whether so few void permits are left on some ways that one call moves all of them.
+  local function are_few(ways)
+    local permits = 0
+    for index = 1, #ways do
+      local pages = ways[index].pages
+      for page = 2, #pages, 2 do
+        for entry = 1, #pages[page] do permits = permits + pages[page][entry] end
+        if permits > AT_ONCE then return false end
+      end
+    end
+    return true
+  end
+
+  -- Gives new places to the void bookings of a queue's limiters, the first ones first, until the call has done so much besides the ways to
+  -- the last places; at least to one. Those that were booked at one instant in several states belong to requests that need all of them, and
+  -- get a place at which all have room.
+  local function go_on(states, now, work_max)
+    local ways = {}
+    for _, state in ipairs(states) do
+      if state.timeline.moving then ways[#ways + 1] = way_of(state) end
+    end
+    work_max = are_few(ways) and math.huge or work_max + work.done
+    local together, searches, firsts = {}, {}, {}
+    repeat
+      local first
+      for index = 1, #ways do
+        local at = first_on(ways[index])
+        firsts[index] = at
+        if at and (not first or at < first) then first = at end
+      end
+      if not first then break end
+      local size, permits = 0, math.huge
+      for index = 1, #ways do
+        local way, at = ways[index], firsts[index]
+        if at and Rule.cell_start(at, way.state.rescheduled_cell) <= first then
+          size, permits = size + 1, min(permits, way.left)
+          together[size], searches[size] = way, way.search
+        end
+      end
+      for index = #together, size + 1, -1 do together[index], searches[index] = nil, nil end
+      local at, room, _, limit = Search.earliest_of(searches, 1)
+      if at > now + SPAN then
+        for index = 1, size do together[index].pages, together[index].is_full = {}, false end
+      else
+        permits = min(permits, room)
+        for index = 1, size do
+          local way = together[index]
+          Search.charge(way.search, permits)
+          note(way.state, way.pages[1][way.index], at, permits)
+          way.left = way.left - permits
+          if size > 1 then way.is_full = false end
+          if limit and way.limited_by and limit ~= way.limited_by then way.search.keeps_full = false end
+          way.limited_by = limit or way.limited_by
+        end
+      end
+      work.done = work.done + 30 * #ways
+    until work.done >= work_max
+    for index = 1, #ways do leave(ways[index]) end
+  end
+
+  -- Puts the rules of a text in force and takes out the bookings from an instant on. The next calls of queues move them to their places
+  -- under the rules.
   local function start(state, now, from, lease, union)
     local old_cell = state.rules.cell
     -- A cell moves as a whole or not at all.
     local void_from = Rule.cell_from(from, old_cell)
     Timeline.compact(state.timeline)
     local void = Timeline.split_off(state.timeline, void_from)
-    put_in_force(state, union, min(now, void_from - 1))
+    -- What is booked from now on counts by the new rules.
+    put_in_force(state, union, min(now, void_from) - 1)
     if state.external_usage then ExternalUsage.heed(state) end
     if now < state.pause.paused_until then state.pause.next = state.pause.paused_until end
     state.rescheduled, state.rescheduled_cell, state.rescheduled_until = {}, old_cell, void_from + lease
     state.previous_generation, state.generation = state.generation, max(now, state.generation + 1)
     state.void_from, state.has_moved = void_from, #void > 0
-    if #void == 0 then return end
-    state.timeline.moving = void
-    local permits = 0
-    for page = 2, #void, 2 do
-      for index = 1, #void[page] do permits = permits + void[page][index] end
-      if permits > at_once_left then return end
+    if #void > 0 then state.timeline.moving = void end
+  end
+
+  -- Lets limiters of a queue that have not moved move with the first one that has, from a lease ahead on, if nearly all their bookings are
+  -- of the same requests, as the first ones show. Else these would keep places there which they cannot use any more, in the way of those
+  -- that they get. Returns whether there were any.
+  local function join(states, now, lease)
+    -- How many permits are looked at. So many parts of them have to be booked in the other limiter, too.
+    local FIRST, SAME, OF = 512, 3, 4
+    local first
+    for _, state in ipairs(states) do
+      -- What has a place already would stay apart.
+      if state.timeline.moving and #state.rescheduled > 0 then return false end
+      if state.timeline.moving and not first then first = state end
     end
-    at_once_left = at_once_left - permits
-    go_on(state, now, math.huge)
+    local pages, from, permits, till = first.timeline.moving, max(first.void_from, now + lease), 0, 0
+    for page = 1, #pages, 2 do
+      local entries, counts = pages[page], pages[page + 1]
+      for index = entries[#entries] < from and #entries + 1 or 1, #entries do
+        if entries[index] >= from and permits < FIRST then permits, till = permits + counts[index], entries[index] end
+      end
+      if permits >= FIRST then break end
+    end
+    local has_joined = false
+    for _, state in ipairs(states) do
+      local held, cell = 0, state.rules.cell
+      if not State.is_pending(state) then
+        held = Timeline.held_between(state.timeline, Rule.cell_from(from, cell), Rule.cell_start(till, cell) + cell - 1)
+      end
+      if held > 0 and SAME * held <= OF * permits and OF * held >= SAME * permits then
+        start(state, now, from, lease, state.union)
+        has_joined = true
+      end
+    end
+    return has_joined
   end
 
   -- Returns the page and the index of the first void permits that were booked in the cell of a slot.
@@ -273,7 +361,7 @@ local Reschedule = setmetatable({ rare = function()
   end
 
   return {
-    MOVING_MAX = MOVING_MAX, put_in_force = put_in_force, start = start, go_on = go_on, knows = knows, cursor = cursor, seek = seek,
+    MOVING_MAX = MOVING_MAX, put_in_force = put_in_force, start = start, join = join, go_on = go_on, knows = knows, cursor = cursor, seek = seek,
     claim = claim, give_back_at = give_back_at,
   }
 end }, Lazy)

@@ -97,6 +97,49 @@ do
     return max(room or cost, cost), limited_by
   end
 
+  -- Returns the room for `cost` at the instant where some searches stand; nil if there is none.
+  local function room_of(searches, cost)
+    local room = math.huge
+    for place = 1, #searches do
+      local search = searches[place]
+      local pause, at, rules = search.pause, search.at, search.rules
+      work.done = work.done + 100
+      if at < pause.paced_until and Pause.open_from(pause, at) > at then return nil end
+      for index = 1, #rules do
+        local found = rules[index].algorithm.room(search.sights[index], search, cost)
+        if not found then return nil end
+        room = min(room, found)
+      end
+    end
+    return max(room, cost)
+  end
+
+  -- Moves searches of several limiters to the earliest instant at which all have room. Returns it, the room, and the limiter and the rule
+  -- that moved the searches there last, no rule if none did. Returns nil where the call has done enough and the next one can go on from here.
+  local function earliest_of(searches, cost)
+    local count = #searches
+    if count == 1 then
+      local found, limited_by = earliest(searches[1], cost)
+      return found and searches[1].at, found, 1, limited_by
+    end
+    -- They are asked in turn until all `agree`; one that stands where it has found room is not asked again.
+    local limiter, limit, at, index, agree, found = 1, nil, 0, 1, 0, {}
+    for place = 1, count do at = max(at, searches[place].at) end
+    while agree < count do
+      local search = searches[index]
+      if not found[index] or search.at < at then
+        local limited_by
+        advance(search, at)
+        found[index], limited_by = earliest(search, cost)
+        if not found[index] then return nil end
+        if limited_by then limiter, limit = index, limited_by end
+        if search.at > at then at, agree = search.at, 0 end
+      end
+      agree, index = agree + 1, index % count + 1
+    end
+    return at, min(unpack(found)), limiter, limit
+  end
+
   -- Books permits where the search stands.
   local function charge(search, permits)
     local rules, sights, at = search.rules, search.sights, search.at
@@ -140,6 +183,7 @@ do
   end
 
   Search = {
-    new = new, copy = copy, advance = advance, earliest = earliest, charge = charge, charge_at = charge_at, charge_excess = charge_excess,
+    new = new, copy = copy, advance = advance, earliest = earliest, earliest_of = earliest_of, room_of = room_of, charge = charge, charge_at = charge_at,
+    charge_excess = charge_excess,
   }
 end

@@ -65,10 +65,12 @@ for index = 1, books do
   if State.is_pending(state) and callers[2 * index] ~= state.generation then
     state.rescheduled_until = max(state.rescheduled_until, now + lease)
   end
-  if state.timeline.moving then
-    Reschedule.go_on(state, now, ceil(Reschedule.MOVING_MAX * index / books))
-    is_moving = is_moving or state.timeline.moving ~= nil
-  end
+  is_moving = is_moving or state.timeline.moving ~= nil
+end
+if is_moving then
+  Reschedule.go_on(states, now, Reschedule.MOVING_MAX)
+  is_moving = false
+  for index = 1, books do is_moving = is_moving or states[index].timeline.moving ~= nil end
 end
 -- Behind the beginning of an epoch all replicas have so long to name the requests that wait, of which the oldest go first.
 local opens = epoch.opens

@@ -71,13 +71,15 @@ for index = 1, limiters do
   if State.is_pending(state) and callers[2 * index] ~= state.generation then
     state.rescheduled_until = max(state.rescheduled_until, now + lease)
   end
-  if state.timeline.moving then
-    -- A call that has moved so much does nothing else. It moves fewer where it gives permits back in many places.
-    local MOVED_MAX, MOVING_LEAST, BACK = 20000, 5000, 80
-    local moving_max = max(Reschedule.MOVING_MAX - BACK * #given_back * limiters, MOVING_LEAST)
-    Reschedule.go_on(state, now, done_before + ceil(moving_max * index / limiters))
-    is_moving = is_moving or state.timeline.moving ~= nil or work.done > done_before + MOVED_MAX
-  end
+  is_moving = is_moving or state.timeline.moving ~= nil
+end
+if is_moving then
+  -- A call that has moved so much does nothing else. It moves fewer where it gives permits back in many places.
+  local MOVED_MAX, MOVING_LEAST, BACK = 20000, 5000, 80
+  local moving_max = max(Reschedule.MOVING_MAX - BACK * #given_back * limiters, MOVING_LEAST)
+  Reschedule.go_on(states, now, Reschedule.join(states, now, lease) and 0 or moving_max)
+  is_moving = work.done > done_before + MOVED_MAX
+  for index = 1, limiters do is_moving = is_moving or states[index].timeline.moving ~= nil end
 end
 
 local order = QueueOrder.load(order_key, stored[limiters + 1])
@@ -122,33 +124,6 @@ end
 
 local function charge(searches, permits)
   for index = 1, #searches do Search.charge(searches[index], permits) end
-end
-
--- Returns the earliest instant at which every limiter has room, the room, and the limiter and rule that moved the search there; nil where
--- the search has not come so far, and goes on with the next call.
-local function earliest(searches, cost)
-  local count = #searches
-  if count == 1 then
-    local search = searches[1]
-    local found, limited_by = Search.earliest(search, cost)
-    return found and search.at, found, 1, limited_by or 1
-  end
-  -- They are asked in turn until all `agree`; one that stands where it has found room is not asked again.
-  local limiter, limit, at, index, agree, found = 1, 1, 0, 1, 0, {}
-  for place = 1, count do at = max(at, searches[place].at) end
-  while agree < count do
-    local search = searches[index]
-    if not found[index] or search.at < at then
-      local limited_by
-      Search.advance(search, at)
-      found[index], limited_by = Search.earliest(search, cost)
-      if not found[index] then return nil end
-      if limited_by then limiter, limit = index, limited_by end
-      if search.at > at then at, agree = search.at, 0 end
-    end
-    agree, index = agree + 1, index % count + 1
-  end
-  return at, min(unpack(found)), limiter, limit
 end
 
 -- ---- give back ----
@@ -259,8 +234,8 @@ if #reschedule > 0 and not settles and not is_moving then
         if not bare_searches or place < bare_searches[1].at then bare_searches = searches_for_moved(place, bare) end
         local searches = bare_searches
         for index = 1, #searches do Search.advance(searches[index], place) end
-        local at, room = earliest(searches, cost)
-        if at == place then
+        local room = Search.room_of(searches, cost)
+        if room then
           local count = max(min(left, floor(room / cost)), 1)
           charge(searches, count * cost)
           note(count, place, cost, CLAIMED)
@@ -276,6 +251,19 @@ if #reschedule > 0 and not settles and not is_moving then
     end
   end
 
+  -- Moves searches to the place of a permit that was taken back. Where several limiters are asked, other permits that are still to be claimed,
+  -- and may be moved again then, stand in the way in each of them: one that has no room at once goes behind all others, and from there to
+  -- room that others leave. Returns the place and the room.
+  local function place_of(searches, cost)
+    if limiters > 1 then
+      local room, last = Search.room_of(searches, cost), 0
+      if room then return searches[1].at, room end
+      for index = 1, limiters do last = max(last, states[index].timeline.at[states[index].timeline.size] or 0) end
+      for index = 1, limiters do Search.advance(searches[index], last) end
+    end
+    return Search.earliest_of(searches, cost)
+  end
+
   local function book_group()
     -- `passed` is the largest cost for which the search has passed by room: a smaller one is searched for anew.
     local searches, passed = nil, 0
@@ -289,7 +277,7 @@ if #reschedule > 0 and not settles and not is_moving then
       if left > 0 and (not searches or cost < passed) then searches, passed, bare_searches = searches_for_moved(from), 0, nil end
       while left > 0 do
         for index = 1, limiters do Search.advance(searches[index], from) end
-        local at, room = earliest(searches, cost)
+        local at, room = place_of(searches, cost)
         if at > from then passed = max(passed, cost) end
         if at - now > reschedule_wait then
           answer(left, 0)
@@ -353,9 +341,10 @@ if #runs > 0 and not settles and not is_moving and is_rescheduled then
     while left > 0 and not has_done_enough() do
       local from = max(start, QueueOrder.floor_of(order, cost))
       for limiter = 1, limiters do Search.advance(searches[limiter], from) end
-      local at, free, limiter, limit = earliest(searches, cost)
+      local at, free, limiter, limit = Search.earliest_of(searches, cost)
       is_cut = not at
       if is_cut then break end
+      limit = limit or 1
       local code = at > now and (at - now > wait_max and TOO_FAR or queue_slots_left == 0 and QUEUE_FULL) or nil
       if code then
         local rules = states[limiter].rules

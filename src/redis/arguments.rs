@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::reschedule::RESCHEDULE_MAX;
+use crate::limiter::arithmetic::moving::RESCHEDULE_MAX;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::grant_copy::CopyExchange;

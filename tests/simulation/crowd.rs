@@ -48,12 +48,13 @@ const INSTRUCTIONS_MAX: u64 = 100_000;
 const INVERTED_MAX: f64 = 2.0;
 
 /// The crowds of the short form: at fewer replicas' requests than `scripts/simulate --move` has, but more than one call can pass.
-const SHORT: [(Change, usize, AlgorithmName); 5] = [
+const SHORT: [(Change, usize, AlgorithmName); 6] = [
     (Change::Refused, 2, AlgorithmName::Sliding),
     (Change::Pause, 1, AlgorithmName::Token),
     (Change::Reload, 1, AlgorithmName::Sliding),
     (Change::Reset, 1, AlgorithmName::Leaky),
     (Change::Refused, 8, AlgorithmName::Sliding),
+    (Change::Refused, 2, AlgorithmName::Leaky),
 ];
 const SHORT_WAITING: u64 = 500;
 

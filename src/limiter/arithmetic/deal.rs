@@ -6,6 +6,7 @@
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::line::{Flow, Key, Line, permits_of};
+use crate::limiter::arithmetic::moving::place_void;
 use crate::limiter::arithmetic::prospects::settle_new;
 use crate::limiter::arithmetic::room::{Next, Room, States, Terms, earliest, searches_from, seen};
 use crate::limiter::arithmetic::search::Search;
@@ -37,6 +38,7 @@ pub fn deal(
         state.open(now, rules, lease, call.replica);
         state.keep_places(call.generations.get(index).copied().unwrap_or_default(), now + lease);
     }
+    place_void(now, states);
     let limiters = states.len().saturating_sub(asked.ceilings);
     let own_lead = call.lead.min(Micros(asked.ahead.0 / 2));
     let terms = Terms { now, lease, replica: call.replica, ahead: asked.ahead, own_lead, limiters };

@@ -2,8 +2,8 @@
 //!
 //! Most files have a twin of the same name in `lua/`; a test compares them step by step on a real Redis. From the bottom to the
 //! top: [`cell`] and [`quota`]; the [`algorithm`]s, one file each; [`rule`], with the list of them; [`timeline`], the bookings;
-//! [`pause`] and [`external_usage`]; [`search`] over all rules; [`reschedule`] after a change; [`state`] of one limiter; and
-//! [`reserve`], one call for a queue.
+//! [`pause`] and [`external_usage`]; [`search`] over all rules; [`reschedule`] after a change; [`state`] of one limiter; [`moving`] of
+//! several together; and [`reserve`], one call for a queue.
 
 pub mod algorithm;
 pub mod cell;
@@ -12,6 +12,7 @@ pub mod declared;
 pub mod external_usage;
 pub mod limiter_ref;
 pub mod line;
+pub mod moving;
 pub mod pause;
 mod prospects;
 pub mod queue_order;

@@ -1,17 +1,16 @@
 //! Moves bookings after a change: of the limits, by a pause, by a reset, or by what others use.
 //!
-//! A change voids the bookings from an instant on. The i-th void permit gets the i-th place under the rules in force. The place
-//! stays charged until the replica that holds the void slot claims it. Until that instant the old slots stay good, and by then
-//! every replica has heard of the change. Pure. The twin is `lua/reschedule.lua`.
+//! A change voids the bookings from an instant on. The i-th void permit gets the i-th place under the rules in force, by the next call of
+//! a queue ([`moving`](super::moving)). The place stays charged until the replica that holds the void slot claims it. Until that instant
+//! the old slots stay good, and by then every replica has heard of the change. Pure. The twin is `lua/reschedule.lua`.
+
+use std::borrow::{Borrow, BorrowMut};
+use std::collections::VecDeque;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::cell::{Entry, cell_start};
 use crate::limiter::arithmetic::search::Search;
 use crate::limiter::model::Generation;
-
-/// How far ahead a change moves bookings: a little over the longest wait of a request. Requests of later bookings have left by
-/// then, or will be refused.
-pub(crate) const RESCHEDULE_MAX: Micros = Micros::from_millis(25 * 3_600_000);
 
 /// The permits of one slot, which a queue claims or gives back in ascending order: one way through the places that a change gave
 /// them.
@@ -63,6 +62,8 @@ pub struct Reschedule {
     generation: Generation,
     /// The width of the cells in which the generation before was kept.
     cell: Micros,
+    /// The void bookings that have no new place yet, in their order.
+    void: VecDeque<Entry>,
     /// The void permits that are not claimed, in the order of their old places.
     unclaimed: Vec<Rescheduled>,
     /// The instant until which the places are kept, and no other change moves bookings.
@@ -75,13 +76,21 @@ impl Reschedule {
         self.generation
     }
 
-    /// Returns whether places wait to be claimed; no other change may move bookings meanwhile.
+    /// Returns whether bookings wait for a place, or places to be claimed; no other change may move bookings meanwhile.
     pub fn is_pending(&self) -> bool {
-        !self.unclaimed.is_empty()
+        !self.unclaimed.is_empty() || !self.void.is_empty()
     }
 
-    /// Forgets the places that were claimed, and at the end of their time all of them.
+    /// Returns the instant until which bookings without a place are kept; zero if there are none.
+    pub fn expires(&self) -> Micros {
+        if self.void.is_empty() { Micros::ZERO } else { self.until }
+    }
+
+    /// Forgets the places that were claimed, and at the end of their time all of them, and the bookings without a place.
     pub fn forget(&mut self, now: Micros) {
+        if self.until <= now {
+            self.void.clear();
+        }
         self.unclaimed.retain(|moved| moved.permits > 0 && self.until > now);
     }
 
@@ -92,32 +101,61 @@ impl Reschedule {
         }
     }
 
-    /// Books the places of void permits by `search`, from `void_from` on, and begins a generation. `cell` is the width of the
-    /// cells of the generation before.
+    /// Begins a generation in which `void` bookings are moved, all of those from `void_from` on. `cell` is the width of the cells of the
+    /// generation before.
     pub fn start(
         &mut self,
         now: Micros,
         lease: Micros,
         (void_from, cell): (Micros, Micros),
-        void: &[Entry],
-        mut search: Search<'_>,
+        void: Vec<Entry>,
     ) {
-        'void: for entry in void {
-            let mut left = entry.permits;
-            while left > 0 {
-                let found = search.earliest(1);
-                if found.at > now + RESCHEDULE_MAX {
-                    break 'void;
-                }
-                let permits = left.min(found.room);
-                search.charge(permits);
-                self.unclaimed.push(Rescheduled { from: entry.at, to: found.at, permits });
-                left -= permits;
-            }
-        }
+        self.void = void.into();
         let before = self.generation.number;
         self.generation = Generation { number: now.0.max(before + 1), void_from, before };
         (self.cell, self.until) = (cell, void_from + lease);
+    }
+
+    /// Returns the first booking without a place.
+    pub fn first_void(&self) -> Option<Entry> {
+        self.void.front().copied()
+    }
+
+    /// Returns whether the first booking without a place may have been made at an instant, before which there are none.
+    pub fn is_void(&self, at: Micros) -> bool {
+        self.first_void().is_some_and(|entry| cell_start(entry.at, self.cell) <= at)
+    }
+
+    /// Gives the first permits without a place one.
+    pub fn place(&mut self, permits: u64, to: Micros) {
+        let Some(entry) = self.void.front_mut() else { return };
+        self.unclaimed.push(Rescheduled { from: entry.at, to, permits });
+        entry.permits = entry.permits.saturating_sub(permits);
+        if entry.permits == 0 {
+            self.void.pop_front();
+        }
+    }
+
+    /// Returns how many permits the first bookings without a place have from an instant on, until they are `most`, and the instant of the last
+    /// of these.
+    pub fn void_from(&self, from: Micros, most: u64) -> (u64, Micros) {
+        let (mut permits, mut until) = (0, Micros::ZERO);
+        for entry in self.void.iter().filter(|entry| entry.at >= from) {
+            if permits < most {
+                (permits, until) = (permits + entry.permits, entry.at);
+            }
+        }
+        (permits, until)
+    }
+
+    /// Returns the permits of the bookings without a place.
+    pub fn void_permits(&self) -> u64 {
+        self.void.iter().map(|entry| entry.permits).sum()
+    }
+
+    /// Drops the bookings without a place.
+    pub fn drop_void(&mut self) {
+        self.void.clear();
     }
 
     /// Returns whether permits that were booked under a generation are still there.
@@ -206,5 +244,23 @@ impl Reschedule {
             left -= take(moved, left);
         }
         place
+    }
+}
+
+/// The void bookings of one state, and the search for their places.
+pub(in crate::limiter::arithmetic) struct Moving<'a> {
+    pub(in crate::limiter::arithmetic) void: &'a mut Reschedule,
+    pub(in crate::limiter::arithmetic) search: Search<'a>,
+}
+
+impl<'a> Borrow<Search<'a>> for &mut Moving<'a> {
+    fn borrow(&self) -> &Search<'a> {
+        &self.search
+    }
+}
+
+impl<'a> BorrowMut<Search<'a>> for &mut Moving<'a> {
+    fn borrow_mut(&mut self) -> &mut Search<'a> {
+        &mut self.search
     }
 }

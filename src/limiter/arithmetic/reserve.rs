@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::arithmetic::moving::{join, place_void};
 use crate::limiter::arithmetic::queue_order::{QueueOrder, Refused};
 use crate::limiter::arithmetic::reschedule::Cursor;
 use crate::limiter::arithmetic::room::{States, seen};
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::arithmetic::search::Search;
+use crate::limiter::arithmetic::search::{Earliest, Search, earliest_of};
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::{
     Answer, Call, Epoch, Holding, Outcome, ReportResult, RetryDelay, Run, UpstreamReport, Violated,
@@ -30,6 +31,8 @@ pub fn reserve(
         state.open(now, rules, lease, call.replica);
         state.keep_places(call.generations.get(index).copied().unwrap_or_default(), now + lease);
     }
+    join(now, lease, states);
+    place_void(now, states);
     order.open(now, states.iter().map(|(state, _)| state.generation().number).sum());
     order.review_spread(now, || states.iter().flat_map(|(state, _)| state.rules()));
     for holding in &call.give_back {
@@ -186,14 +189,13 @@ fn book_claimed(
         };
         while left > 0 {
             searches.iter_mut().for_each(|search| search.advance(place));
-            let found = earliest(searches, cost);
-            reached = found.at;
-            if found.at != place {
+            reached = place;
+            let Some(room) = room_of(searches, cost) else {
                 others.iter_mut().for_each(|state| state.uncharge(place, left * cost));
                 note(steps, Moved::TakenBack(left, cost, Some(place)));
                 break;
-            }
-            let count = left.min(found.room / cost).max(1);
+            };
+            let count = left.min(room / cost).max(1);
             searches.iter_mut().for_each(|search| search.charge(count * cost));
             note(steps, Moved::Claimed(count, cost, place));
             left -= count;
@@ -204,6 +206,26 @@ fn book_claimed(
 /// The permits of one limiter that are rescheduled together; of several limiters each takes its part, and some go together in any case.
 const TOGETHER: u64 = 32;
 const TOGETHER_LEAST: u64 = 2;
+
+/// Returns the room for `cost` at the instant where searches stand; `None` if there is none.
+fn room_of(searches: &[Search<'_>], cost: u64) -> Option<u64> {
+    searches.iter().try_fold(u64::MAX, |least, search| Some(least.min(search.room_here(cost)?)))
+}
+
+/// Moves searches to the place of permits that were taken back. Where several limiters are asked, other permits that are still to be claimed,
+/// and may be moved again then, stand in the way in each of them: those that have no room at once go behind all others, and from there to
+/// room that others leave.
+fn place_of(searches: &mut [Search<'_>], cost: u64) -> Earliest {
+    if let [first, _, ..] = searches {
+        let at = first.at();
+        if let Some(room) = room_of(searches, cost) {
+            return Earliest { at, room, violated: Violated::default() };
+        }
+        let last = searches.iter().filter_map(Search::last_booked).max().unwrap_or_default();
+        searches.iter_mut().for_each(|search| search.advance(last));
+    }
+    earliest_of(searches, cost)
+}
 
 /// Returns holdings in groups of so many requests, in their order; the last group may have fewer.
 fn groups(holdings: &[Holding], size: u64) -> Vec<Vec<Holding>> {
@@ -280,7 +302,7 @@ fn reschedule_group(
         }
         while left > 0 {
             searches.iter_mut().for_each(|search| search.advance(from));
-            let found = earliest(&mut searches, cost);
+            let found = place_of(&mut searches, cost);
             if found.at > from {
                 passed = passed.max(cost);
             }
@@ -347,7 +369,7 @@ fn book_runs(
         while left > 0 {
             let floor = order.floor(run.cost).max(start);
             searches.iter_mut().for_each(|search| search.advance(floor));
-            let found = earliest(&mut searches, run.cost);
+            let found = earliest_of(&mut searches, run.cost);
             let (delay, waits) = (found.at - now, found.at > now);
             if waits && let Some(refuse) = refusal(delay, run, queue_slots_left) {
                 let is_new = call.is_new(index);
@@ -413,34 +435,4 @@ fn violated_rule<'a>(searches: &'a [Search<'_>], violated: Violated) -> Option<&
 
 fn searches_from<'a>(states: States<'a, '_>, from: Micros) -> Vec<Search<'a>> {
     states.iter_mut().map(|(state, _)| state.search(from)).collect()
-}
-
-/// The earliest instant at which every limiter has room.
-struct Earliest {
-    at: Micros,
-    room: u64,
-    violated: Violated,
-}
-
-/// Moves all searches to the earliest instant at which every limiter has room: each moves the others on until none moves.
-fn earliest(searches: &mut [Search<'_>], cost: u64) -> Earliest {
-    let mut violated = Violated::default();
-    let mut at = searches.iter().map(|search| search.at()).max().unwrap_or_default();
-    loop {
-        let mut room = u64::MAX;
-        let mut moved = false;
-        for (limiter, search) in searches.iter_mut().enumerate() {
-            search.advance(at);
-            let found = search.earliest(cost);
-            if let Some(limit) = found.limited_by {
-                violated = Violated { limiter, limit };
-            }
-            moved |= found.at > at;
-            at = found.at;
-            room = room.min(found.room);
-        }
-        if !moved {
-            return Earliest { at, room, violated };
-        }
-    }
 }

@@ -2,6 +2,8 @@
 //!
 //! Pure. Each algorithm decides for its rule; the search moves all of them on. The twin is `lua/search.lua`.
 
+use std::borrow::BorrowMut;
+
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::kind::Sight;
 use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
@@ -11,6 +13,7 @@ use crate::limiter::arithmetic::pause::Pause;
 use crate::limiter::arithmetic::quota::Quota;
 use crate::limiter::arithmetic::rule::{Rule, finest_cell, is_one};
 use crate::limiter::arithmetic::timeline::Timeline;
+use crate::limiter::model::Violated;
 
 /// A search that only moves forward in time, over all rules at once.
 ///
@@ -45,6 +48,42 @@ pub struct Found {
     pub room: u64,
     /// The rule that moved the search to this instant, if any did.
     pub limited_by: Option<usize>,
+}
+
+/// The earliest instant at which every limiter has room.
+#[derive(Clone, Copy)]
+pub(in crate::limiter::arithmetic) struct Earliest {
+    pub(in crate::limiter::arithmetic) at: Micros,
+    /// The permits that have room there.
+    pub(in crate::limiter::arithmetic) room: u64,
+    /// The limit that moved the searches there last.
+    pub(in crate::limiter::arithmetic) violated: Violated,
+}
+
+/// Moves searches of several limiters to the earliest instant at which all have room: each moves the others on until none moves.
+pub(in crate::limiter::arithmetic) fn earliest_of<'a, S: BorrowMut<Search<'a>>>(
+    searches: &mut [S],
+    cost: u64,
+) -> Earliest {
+    let mut violated = Violated::default();
+    let mut at = searches.iter().map(|search| search.borrow().at()).max().unwrap_or_default();
+    loop {
+        let (mut room, mut has_moved) = (u64::MAX, false);
+        for (limiter, search) in searches.iter_mut().enumerate() {
+            let search = search.borrow_mut();
+            search.advance(at);
+            let found = search.earliest(cost);
+            if let Some(limit) = found.limited_by {
+                violated = Violated { limiter, limit };
+            }
+            has_moved |= found.at > at;
+            at = found.at;
+            room = room.min(found.room);
+        }
+        if !has_moved {
+            return Earliest { at, room, violated };
+        }
+    }
 }
 
 impl<'a> Search<'a> {
@@ -105,6 +144,11 @@ impl<'a> Search<'a> {
         self.at
     }
 
+    /// Returns the last instant at which anything is booked.
+    pub(in crate::limiter) fn last_booked(&self) -> Option<Micros> {
+        self.timeline.last()
+    }
+
     /// Moves forward to `at`; an earlier instant changes nothing.
     pub fn advance(&mut self, at: Micros) {
         self.at = self.at.max(at);
@@ -144,6 +188,17 @@ impl<'a> Search<'a> {
             }
             return Found { at: self.at, room: room.max(cost), limited_by };
         }
+    }
+
+    /// Returns the room for `cost` at the present instant of the search; `None` if there is none.
+    pub(in crate::limiter::arithmetic) fn room_here(&self, cost: u64) -> Option<u64> {
+        let floor = |pause: &&mut Pause| if self.is_paced { pause.floor(self.at) } else { pause.until() };
+        if self.pause.as_ref().is_some_and(|pause| floor(pause) > self.at) {
+            return None;
+        }
+        let mut rooms = (0..self.rules.len()).map(|index| self.room(index, cost).ok());
+        let room = rooms.try_fold(u64::MAX, |least, room| Some(least.min(room?)))?;
+        Some(room.max(cost))
     }
 
     /// Returns the first rule that has no room for `cost` at an instant, which may lie before the search; `None` if all have.

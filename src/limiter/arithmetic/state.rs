@@ -7,11 +7,11 @@ use std::sync::Arc;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::Algorithm;
 use crate::limiter::arithmetic::algorithm::kind::Sight;
-use crate::limiter::arithmetic::cell::{cell_from, held_between};
+use crate::limiter::arithmetic::cell::{cell_from, cell_start, held_between};
 use crate::limiter::arithmetic::declared::Declarations;
 use crate::limiter::arithmetic::external_usage::{ExternalUsage, overtaken};
 use crate::limiter::arithmetic::pause::Pause;
-use crate::limiter::arithmetic::reschedule::{Cursor, Reschedule};
+use crate::limiter::arithmetic::reschedule::{Cursor, Moving, Reschedule};
 use crate::limiter::arithmetic::rule::{Rule, checkpoint_after, finest_cell};
 use crate::limiter::arithmetic::search::Search;
 use crate::limiter::arithmetic::timeline::Timeline;
@@ -27,6 +27,9 @@ const REFUND_MAX: usize = 512;
 /// The most instants at which permits are booked that were used beyond those that had been taken. A window holds no more than its rate;
 /// what is left is booked at the last of them.
 const EXCESS_INSTANTS_MAX: usize = 4;
+
+/// A limiter moves with another one if so large a part (3/4) of the permits that move there are booked in it, too.
+const SAME_PART: (u64, u64) = (3, 4);
 
 /// The state of one limiter.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
@@ -118,18 +121,46 @@ impl LimiterState {
         self.position(rule).and_then(|index| self.checkpoints.get(index)).copied()
     }
 
-    /// Puts `rules` in force and moves the bookings from an instant on to their places under them.
+    /// Puts `rules` in force and takes out the bookings from an instant on: the next call of a queue gives them their places under the rules.
     fn reschedule(&mut self, now: Micros, from: Micros, lease: Micros, rules: Vec<Rule>) {
         let cell = finest_cell(&self.rules);
         // A cell is moved whole or not at all: the part that stays must stay charged.
         let void_from = cell_from(from, cell);
-        self.put_in_force(rules, now.min(void_from - Micros::ONE));
+        // What is booked from now on counts by the new rules.
+        self.put_in_force(rules, now.min(void_from) - Micros::ONE);
         self.external_usage.iter_mut().for_each(ExternalUsage::heed);
         self.pause.restart(now);
         let void = self.timeline.split_off(void_from);
-        let search = Search::new(&mut self.timeline, &self.rules, &self.checkpoints, void_from)
+        self.reschedule.start(now, lease, (void_from, cell), void);
+    }
+
+    /// Moves the bookings from an instant on, too, with another limiter that moves, if nearly all are of the same requests: so many permits
+    /// of that one lie between the instant and another.
+    pub(in crate::limiter::arithmetic) fn join(
+        &mut self,
+        now: Micros,
+        from: Micros,
+        lease: Micros,
+        (permits, until): (u64, Micros),
+    ) {
+        let cell = finest_cell(&self.rules);
+        let held = self.held(cell_from(from, cell), cell_start(until, cell) + cell - Micros::ONE);
+        let (same, of) = SAME_PART;
+        let is_same = held > 0 && same * held <= of * permits && of * held >= same * permits;
+        if is_same && !self.reschedule.is_pending() {
+            self.reschedule(now, from, lease, self.rules.clone());
+        }
+    }
+
+    /// Returns the void bookings that have no place yet, and a search behind those that have theirs; `None` if there are none.
+    pub(in crate::limiter::arithmetic) fn moving(&mut self) -> Option<Moving<'_>> {
+        self.reschedule.first_void()?;
+        // They are placed beside the external usage of now.
+        self.external_usage.iter_mut().for_each(ExternalUsage::heed);
+        let from = self.reschedule.generation().void_from.max(self.timeline.last().unwrap_or_default());
+        let search = Search::new(&mut self.timeline, &self.rules, &self.checkpoints, from)
             .heeding(&mut self.pause, &self.external_usage);
-        self.reschedule.start(now, lease, (void_from, cell), &void, search);
+        Some(Moving { void: &mut self.reschedule, search })
     }
 
     /// Moves bookings from a lease ahead on to the earliest places under the rules in force.
@@ -288,6 +319,16 @@ impl LimiterState {
         self.reschedule.give_back(cursor, permits, |at, permits| timeline.uncharge(at, permits, rules))
     }
 
+    /// Returns how many permits of the first ones from an instant on that have no new place yet, and the instant of the last of them.
+    pub(in crate::limiter::arithmetic) fn void_from(&self, from: Micros, most: u64) -> (u64, Micros) {
+        self.reschedule.void_from(from, most)
+    }
+
+    /// Returns the permits of bookings that a change has voided and that have no new place yet.
+    pub fn void_permits(&self) -> u64 {
+        self.reschedule.void_permits()
+    }
+
     /// Begins a search for room at `from`.
     pub fn search(&mut self, from: Micros) -> Search<'_> {
         let from = from.max(self.opens_at);
@@ -404,7 +445,12 @@ impl LimiterState {
         let entries = self.timeline.entries();
         let rules = self.rules.iter().zip(&self.checkpoints);
         let expires = rules.map(|(rule, checkpoint)| rule.kind.expires(rule.quota(), checkpoint, entries));
-        expires.max().unwrap_or_default().max(self.opens_at).max(self.pause.expires())
+        expires
+            .max()
+            .unwrap_or_default()
+            .max(self.opens_at)
+            .max(self.pause.expires())
+            .max(self.reschedule.expires())
     }
 
     /// Returns the place among the caller's rules of a rule in force; the first where it is another caller's.

@@ -36,5 +36,16 @@ fn a_bucket_in_use_that_is_filled_faster_holds_no_more_at_once() {
         assert_eq!(drain(&mut state, &slow, after(seconds)), 1);
     }
     assert_eq!(drain(&mut state, &fast, after(20)), 0, "nothing of the time before");
-    assert_eq!(drain(&mut state, &fast, after(21)), 10);
+    // What is lacking at a change is rounded up to a permit.
+    assert_eq!(drain(&mut state, &fast, after(21)), 9);
+}
+
+#[test]
+fn what_is_taken_at_the_instant_of_a_change_counts() {
+    let (mut state, slow, fast) = (LimiterState::default(), bucket(8), bucket(80));
+    state.open(START, &slow, LEASE, 1);
+    state.charge(START, 1);
+    let now = START + Micros(SECOND / 10);
+    assert_eq!(drain(&mut state, &fast, now), 19);
+    assert_eq!(drain(&mut state, &fast, now), 0);
 }

@@ -9,6 +9,7 @@ use crate::clock::{Clock, Micros};
 use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::arithmetic::moving::place_void;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::{Limiter, Permits};
@@ -209,6 +210,7 @@ fn a_slot_from_before_a_missed_change_frees_no_other_booking() {
     let mut state = LimiterState::default();
     let book_at = |state: &mut LimiterState, tenths, window, replica, count| {
         state.open(second(tenths), &rules(window), lease, replica);
+        place_void(second(tenths), &mut [(state, rules(window))]);
         let mut search = state.search(second(tenths));
         for _ in 0..count {
             search.earliest(1);

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::moving::place_void;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::{PauseRequest, Remaining};
@@ -120,6 +121,7 @@ impl World {
 
     /// Claims the new place of each void slot.
     fn claim(&mut self) {
+        place_void(self.now, &mut [(&mut self.state, self.rules.clone())]);
         let number = self.state.generation().number;
         let mut void: Vec<_> = self.waiting.iter().map(|(client, held)| (*held, *client)).collect();
         void.retain(|((_, known), _)| *known != number);
@@ -154,6 +156,7 @@ impl World {
             }
             Event::Ask(client) => {
                 self.open(client);
+                place_void(now, &mut [(&mut self.state, self.rules.clone())]);
                 let mut search = self.state.search(now);
                 let slot = search.earliest(1).at;
                 search.charge(1);

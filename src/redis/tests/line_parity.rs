@@ -21,7 +21,7 @@ use crate::redis::tests::lua_parity::{keep, pause_request, rules};
 use crate::redis::tests::{LEASE, START, TestStore, at};
 
 /// So many permits are booked ahead or wait at most, so that a change moves all bookings at once.
-const PERMITS_MAX: u64 = 200;
+const PERMITS_MAX: u64 = 120;
 
 #[derive(Clone, Debug)]
 enum Step {

@@ -165,17 +165,31 @@ impl Worker {
         !self.owed.reschedule.is_empty()
     }
 
-    /// Gives void slots back in all limiters but the slowest one of those whose bookings have moved. There they stand where no request can
-    /// be sent any more, or at places that differ from those of that limiter, in the way of all places that it keeps: those of this
-    /// replica, and of others. So it is done before any is rescheduled.
+    /// Gives void slots back in the limiters in which they are not claimed. There they stand where no request can be sent any more, or at
+    /// places that differ from those that are claimed, in the way of all of these: those of this replica, and of others. So it is done before
+    /// any is rescheduled.
     fn release_unmoved(&mut self, known: &Generations, answer: &Answer, void: &[(Slot, Permits)]) {
-        let (claimed, released) = known.alone(self.slowest_moved(known, answer));
+        let (claimed, released) = if self.moved_together(known) {
+            known.split(&self.owed.generations)
+        } else {
+            known.alone(self.slowest_moved(known, answer))
+        };
         self.owed.reschedule_generations = claimed;
         if released.is_partial() {
             let holdings = holdings(void).into_iter().map(|holding| (holding, released.clone()));
             self.owed.give_back.extend(holdings);
             self.owed.reschedule_from = self.owed.reschedule_from + self.limits.terms.heartbeat;
         }
+    }
+
+    /// Returns whether the limiters whose bookings have moved have those of the same requests, as far as can be known here: the store moves
+    /// them together then, to the same places.
+    fn moved_together(&self, known: &Generations) -> bool {
+        let limiters = self.limits.refs.iter().zip(known.iter().zip(self.owed.generations.iter()));
+        let mut partitions =
+            limiters.filter(|(_, (known, now))| known != now).map(|(limiter, _)| limiter.partition);
+        let first = partitions.next();
+        partitions.all(|partition| Some(partition) == first)
     }
 
     /// Returns the place of the limiter that grants permits most slowly, of those whose bookings have moved, or the one of these that is

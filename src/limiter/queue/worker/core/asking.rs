@@ -226,8 +226,12 @@ impl Worker {
         let give_back = self.take_give_back(&generations);
         let fits = if may_reschedule { self.owed.reschedule.len().min(self.slots_max()) } else { 0 };
         let reschedule: Vec<_> = self.owed.reschedule.drain(..fits).collect();
-        let replace: Vec<_> = std::mem::take(&mut self.owed.replace).into_iter().collect();
-        let arrivals: Vec<_> = self.arrivals.list.drain(..self.batch()).collect();
+        // Those who have no place yet stand behind those who are being moved.
+        let is_moving = may_reschedule && !self.owed.reschedule.is_empty();
+        let replace = if is_moving { Default::default() } else { std::mem::take(&mut self.owed.replace) };
+        let replace: Vec<_> = replace.into_iter().collect();
+        let arrivals = if is_moving { 0 } else { self.batch() };
+        let arrivals: Vec<_> = self.arrivals.list.drain(..arrivals).collect();
         let replaced: usize = replace.iter().map(|(_, count)| count).sum();
         let mut runs = self.runs(now, &replace, &arrivals);
         // Permits are prefetched only where they can be used at once, and pass nobody.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::{Generation, NO_GENERATION};
+use crate::limiter::model::{Generation, NO_GENERATION, Partition};
 
 fn two_limiters() -> Limits {
     let one = limits(10, 5, OnStoreFailure::Local);
@@ -64,26 +64,48 @@ fn void_slots_make_room_in_the_limiters_that_have_not_moved_before_they_are_resc
     assert_eq!(core.0.cost_queues[&Permits::ONE].next_slot().map(|slot| slot.at), Some(shown(after(3900))));
 }
 
+/// Returns an answer after the bookings of both limiters have moved, if `number` is not zero.
+fn both_moved(now: Moment, number: u64, paused: [Micros; 2], outcomes: Vec<(u64, Outcome)>) -> Event {
+    let generation = Generation { number, void_from: shown(after(500)), before: 0 };
+    let generations = vec![if number == 0 { Generation::default() } else { generation }; 2];
+    let answer =
+        Answer { now: shown(now), generations, outcomes, paused: paused.into(), ..Answer::default() };
+    Event::Answered { answer: Box::new(answer), refusal_budget: 0, sent: now }
+}
+
+/// Returns the first call after the bookings of both limiters have moved, which end their pauses at some instants, and the core behind it.
+fn call_after_both_moved(limits: Limits, paused: [Micros; 2]) -> (Call, Driven) {
+    let mut core = Driven(Worker::new(limits, SECOND, START));
+    core.on(START, vec![arrival(0, START, 5000)]);
+    let booked = vec![(1, Outcome::Booked(shown(after(900))))];
+    core.on(after(1), vec![both_moved(after(1), 0, [Micros::ZERO; 2], booked)]);
+    core.on(after(2), vec![Event::Moved]);
+    let actions = core.on(after(3), vec![both_moved(after(3), 7, paused, Vec::new())]);
+    (call(&actions).expect("a call at once").clone(), core)
+}
+
+/// The limiters of a queue have the bookings of the same requests, which the store moves to the same places.
+#[test]
+fn void_slots_are_rescheduled_at_once_in_all_limiters_that_have_moved_together() {
+    let (call, _) = call_after_both_moved(two_limiters(), [Micros::ZERO; 2]);
+    assert_eq!((&call.generations[..], call.reschedule.len(), call.give_back.len()), (&[0, 0][..], 1, 0));
+}
+
+/// Returns limits of which the second one is those of a partition, so that others have bookings in the first one.
+fn with_partition() -> Limits {
+    let mut two = two_limiters();
+    two.refs[1].partition = Some(Partition::of([Some(&b"a tenant"[..])]));
+    two
+}
+
 /// The places of two limiters differ. Those of the slower one count; the first one has a tenth of its rate here.
 #[test]
 fn void_slots_are_rescheduled_in_the_slowest_limiter_that_has_moved() {
-    let mut two = two_limiters();
+    let mut two = with_partition();
     two.refs[0].rules = two.refs[0].rules.iter().map(|rule| Rule { rate: 1, ..rule.clone() }).collect();
-    let mut core = Driven(Worker::new(two, SECOND, START));
-    core.on(START, vec![arrival(0, START, 5000)]);
-    let slot = shown(after(900));
-    let answer = |now: Moment, number: u64, outcomes| {
-        let generation = Generation { number, void_from: shown(after(500)), before: 0 };
-        let generations = vec![if number == 0 { Generation::default() } else { generation }; 2];
-        let answer = Answer { now: shown(now), generations, outcomes, ..Answer::default() };
-        Event::Answered { answer: Box::new(answer), refusal_budget: 0, sent: now }
-    };
-    core.on(after(1), vec![answer(after(1), 0, vec![(1, Outcome::Booked(slot))])]);
-    core.on(after(2), vec![Event::Moved]);
-    let actions = core.on(after(3), vec![answer(after(3), 7, Vec::new())]);
-    let released = call(&actions).expect("a call at once");
+    let (released, mut core) = call_after_both_moved(two, [Micros::ZERO; 2]);
     assert_eq!((&released.generations[..], released.give_back.len()), (&[NO_GENERATION, 0][..], 1));
-    core.on(after(4), vec![answer(after(4), 7, Vec::new())]);
+    core.on(after(4), vec![both_moved(after(4), 7, [Micros::ZERO; 2], Vec::new())]);
     let actions = core.on(core.wakes_at(after(4)), Vec::new());
     let reschedules = call(&actions).expect("a call behind the heartbeat");
     assert_eq!((&reschedules.generations[..], reschedules.reschedule.len()), (&[0, NO_GENERATION][..], 1));
@@ -93,20 +115,7 @@ fn void_slots_are_rescheduled_in_the_slowest_limiter_that_has_moved() {
 #[test]
 fn void_slots_are_rescheduled_in_the_limiter_that_is_paused_for_longest() {
     for (paused, claimed) in [([3900, 3950], 1), ([3950, 3900], 0)] {
-        let mut core = Driven(Worker::new(two_limiters(), SECOND, START));
-        core.on(START, vec![arrival(0, START, 5000)]);
-        let slot = shown(after(900));
-        let answer = |now: Moment, number: u64, outcomes| {
-            let generation = Generation { number, void_from: shown(after(500)), before: 0 };
-            let generations = vec![if number == 0 { Generation::default() } else { generation }; 2];
-            let paused = paused.map(|at| shown(after(at))).to_vec();
-            let answer = Answer { now: shown(now), generations, outcomes, paused, ..Answer::default() };
-            Event::Answered { answer: Box::new(answer), refusal_budget: 0, sent: now }
-        };
-        core.on(after(1), vec![answer(after(1), 0, vec![(1, Outcome::Booked(slot))])]);
-        core.on(after(2), vec![Event::Moved]);
-        let actions = core.on(after(3), vec![answer(after(3), 7, Vec::new())]);
-        let released = call(&actions).expect("a call at once");
+        let (released, _) = call_after_both_moved(with_partition(), paused.map(|at| shown(after(at))));
         let alone = |place: usize| released.generations[place] == NO_GENERATION;
         assert!(alone(claimed) && !alone(1 - claimed), "{released:?}");
     }
