@@ -1,7 +1,7 @@
 -- reschedule.lua: moves bookings after a change: of the limits, by a pause, a reset, or external usage.
 --
--- Twin of src/limiter/arithmetic/reschedule.rs and moving.rs. Bookings from `void_from` on are void. The i-th void permit gets the i-th place under the
--- rules in force, and that place stays charged until the holder of the void permit claims it. A state has
+-- Twin of src/limiter/arithmetic/reschedule.rs and moving.rs. Bookings from `void_from` on are void. The i-th void permit gets the i-th
+-- place under the rules in force, and that place stays charged until the holder of the void permit claims it. A state has
 --   generation            the number of its last change; `previous_generation`: of the one before, whose slots are void
 --   rescheduled           { from, to, permits, ... } of void permits that are not claimed yet, ascending, in pages: a call touches few
 --   rescheduled_cell      the cells of the previous generation
@@ -48,7 +48,6 @@ local Reschedule = setmetatable({ rare = function()
   local SPAN = 25 * 3600 * 1000000
   -- How much a call does until it leaves the other bookings to those that follow.
   local MOVING_MAX = 22000
-
   -- Of so few permits in all states together it leaves none.
   local AT_ONCE = 120
 
@@ -178,7 +177,7 @@ local Reschedule = setmetatable({ rare = function()
     local void_from = Rule.cell_from(from, old_cell)
     Timeline.compact(state.timeline)
     local void = Timeline.split_off(state.timeline, void_from)
-    -- What is booked from now on counts by the new rules.
+    -- From now on bookings count by the new rules.
     put_in_force(state, union, min(now, void_from) - 1)
     if state.external_usage then ExternalUsage.heed(state) end
     if now < state.pause.paused_until then state.pause.next = state.pause.paused_until end
@@ -196,7 +195,7 @@ local Reschedule = setmetatable({ rare = function()
     local FIRST, SAME, OF = 512, 3, 4
     local first
     for _, state in ipairs(states) do
-      -- What has a place already would stay apart.
+      -- Bookings that have their places already would stay apart.
       if state.timeline.moving and #state.rescheduled > 0 then return false end
       if state.timeline.moving and not first then first = state end
     end

@@ -126,7 +126,7 @@ impl LimiterState {
         let cell = finest_cell(&self.rules);
         // A cell is moved whole or not at all: the part that stays must stay charged.
         let void_from = cell_from(from, cell);
-        // What is booked from now on counts by the new rules.
+        // From now on bookings count by the new rules.
         self.put_in_force(rules, now.min(void_from) - Micros::ONE);
         self.external_usage.iter_mut().for_each(ExternalUsage::heed);
         self.pause.restart(now);

@@ -36,7 +36,7 @@ fn a_bucket_in_use_that_is_filled_faster_holds_no_more_at_once() {
         assert_eq!(drain(&mut state, &slow, after(seconds)), 1);
     }
     assert_eq!(drain(&mut state, &fast, after(20)), 0, "nothing of the time before");
-    // What is lacking at a change is rounded up to a permit.
+    // A bucket lacks whole permits after a change: a part of one counts as one.
     assert_eq!(drain(&mut state, &fast, after(21)), 9);
 }
 

@@ -388,8 +388,8 @@ fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
     }
 }
 
-/// The most permits in all states that changes move: what one call of the script moves in any case. More are
-/// moved by several calls of a script, while the model moves all.
+/// The most permits in all states that changes move: so many one call of the script moves in any case. More are moved by several calls,
+/// while the model moves all.
 const AHEAD_MAX: u64 = 120;
 
 /// Returns the runs with as many permits as changes move at once.
