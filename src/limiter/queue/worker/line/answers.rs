@@ -106,6 +106,7 @@ impl Worker {
             (lane.before, lane.wait) = (*before, *wait);
             let last = want.groups.iter().copied().max().unwrap_or_default();
             lane.answered_until = lane.answered_until.max(last);
+            lane.queue.end_those_again();
         }
         let again = (line.again > Micros::ZERO).then(|| clock.due(line.again).max(around.now + AGAIN_MIN));
         // It has dealt enough, or has left some newcomers to the next call.

@@ -12,7 +12,7 @@ use crate::limiter::model::{
     QuotaShare, Refusal, Want,
 };
 use crate::limiter::queue::pause::Paused;
-use crate::limiter::queue::request::{Arrival, Asker, RequestId};
+use crate::limiter::queue::request::{Arrival, Asker, RequestId, Unusable};
 use crate::limiter::queue::shared::Shared;
 use crate::limiter::queue::slot::Source;
 use crate::limiter::queue::worker::core::events::{Action, Around, Back, Event, Limits, LocalAnswer};
@@ -345,4 +345,24 @@ fn a_line_that_leaves_newcomers_is_not_asked_again_at_once_about_those_behind_th
     let actions = core.on(answered_at, vec![answered(answered_at, 1, &[], Some(answered_at))]);
     assert_eq!(call(&actions), None);
     assert_eq!(call(&core.on(after(302), Vec::new())).map(told), Some(vec![(flow("etl").id, 128)]));
+}
+
+#[test]
+fn a_request_that_lost_its_slot_waits_for_others_no_longer_than_a_slack_behind_its_wait() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    let mut limits = limits(OnStoreFailure::Local, 100);
+    limits.terms = limits.terms.without_failures();
+    core.on(START, vec![Event::Reconfigured(Box::new(limits)), arrival(0, "etl", START)]);
+    let actions = core.on(after(1), vec![answered(after(1), 1, &[("etl", after(1))], None)]);
+    let Some(Action::Grant(request, slot, costs, holder)) =
+        actions.iter().find(|action| matches!(action, Action::Grant(..)))
+    else {
+        panic!("{actions:?}")
+    };
+    let back = Back::Exchanged(*request, *holder, Unusable::Late);
+    core.on(after(31), vec![Event::Returned(*slot, costs.clone(), back)]);
+    core.on(after(32), vec![answered(after(32), 2, &[], Some(after(5000)))]);
+    // The time for its connection does not count.
+    assert!(refused(&core.on(after(1030), Vec::new())).is_empty());
+    assert_eq!(refused(&core.on(after(1106), Vec::new())), [0]);
 }
