@@ -93,8 +93,11 @@ impl MemoryStore {
     pub fn charge_at(&self, now: Micros, limiter_ref: &LimiterRef, used: (Micros, u64), replica: u64) {
         let mut contents = self.lock();
         let mut state = contents.states.take(&key(limiter_ref)).unwrap_or_default();
-        // As of that instant: a later one would fold bookings up to then away, and the charge would not be seen.
-        state.open(now.min(used.0), &limiter_ref.rules, LEASE, replica);
+        // As of that instant: a later one would fold bookings up to then away, and the charge would not be seen. But what has changed since,
+        // the limits or a pause, must not take bookings out whose slots have come: they may have been used.
+        let passed = state.timeline().entries().iter().rev().map(|entry| entry.at).find(|at| *at <= now);
+        let opened = now.min(used.0).max(passed.unwrap_or_default());
+        state.open(opened, &limiter_ref.rules, LEASE, replica);
         state.close_until(used.0);
         state.charge_missing(now, used.0, used.1);
         let expires = state.expires();
@@ -443,5 +446,28 @@ mod tests {
         let answer = store.reserve_at(after(1000), std::slice::from_ref(&limiter_ref), &call);
         let window = limiter_ref.rules[0].window;
         assert_eq!(answer.outcomes, [(1, Outcome::Booked(after(3200) + window))]);
+    }
+    /// As where the limits change in an outage: the worker after that charges what was used before the outage.
+    #[tokio::test]
+    async fn what_was_granted_since_external_use_counts_under_changed_limits_and_in_a_pause() {
+        let clock = Clock::of_runtime();
+        let now = clock.now();
+        let after = |millis| now + Micros::from_millis(millis);
+        let of_rate = |rate| partition(&limiter(rate, SECOND, SECOND), 1);
+        let run = Run { cost: 1, wait_max: Micros::ZERO, count: 9 };
+        let call = Call { queue_slots_left: 9, runs: vec![run], ..Call::default() };
+        for (rate, is_paused) in [(9, false), (10, true)] {
+            let store = MemoryStore::new(clock);
+            store.charge_at(now, &of_rate(10), (now, 1), 1);
+            store.reserve_at(after(700), &[of_rate(10)], &call);
+            if is_paused {
+                let pause = PauseByHand { lasting: Micros::from_millis(60), ago: Micros::ZERO, replica: 1 };
+                store.pause_at(after(710), &of_rate(10), &pause).unwrap();
+                store.reserve_at(after(711), &[of_rate(10)], &call);
+            }
+            store.charge_at(after(720), &of_rate(rate), (now, 1), 1);
+            let left = store.inspect_at(after(1300), &of_rate(rate)).available[0];
+            assert_eq!(left, rate - 9, "{rate}");
+        }
     }
 }
