@@ -279,8 +279,9 @@ impl PartConnection {
                 let late = async move {
                     let ((reply, is_other), _) = timeout(LATE_MAX, both).await.ok()?.ok()?;
                     if is_other {
-                        // The server answers, so that the first connection may lose what it says.
-                        store.shared.connections.unanswered(&store.owner(caller.as_str()));
+                        // The server answers, and the first connection loses what it says: what stands between may have forgotten it, or lets
+                        // pass one direction alone.
+                        store.shared.connections.replace(&store.owner(caller.as_str()));
                     }
                     Some(reply.value)
                 };
@@ -364,10 +365,8 @@ impl PartConnection {
         let got = self.shared.connections.get(&owner).await;
         let mut connection = got.map_err(|error| self.lost(&error))?;
         let script = self.shared.script(op);
-        let (unknown, result) = script.call(&mut connection.wire, &command(&connection.run)).await;
-        if result.is_ok() {
-            self.shared.connections.answered(&owner);
-        }
+        let called = command(&connection.run);
+        let (unknown, result) = self.answer(op, script.call(&mut connection.wire, &called)).await?;
         let era = connection.era;
         Ok((unknown, result.map(|value| Reply { value, is_confirmed: true, era })))
     }
@@ -380,11 +379,24 @@ impl PartConnection {
         let connection = &mut lent.connection;
         let era = connection.era;
         let called = command(&connection.run);
-        let (unknown, result) = script.call_confirmed(&mut connection.wire, &called, wait).await;
+        let call = script.call_confirmed(&mut connection.wire, &called, wait);
+        let (unknown, result) = self.answer(op, call).await?;
         if result.is_ok() {
             lent.give_back();
         }
         Ok((unknown, result.map(|(value, count)| Reply { value, is_confirmed: count > 0, era })))
+    }
+
+    /// Waits for an answer: for that to a probe as long as any call may take. Only its connection may take longer, so that a dead one
+    /// does not hide for long that the server is back.
+    async fn answer<T>(&self, op: StoreOp, answer: impl Future<Output = T>) -> Result<T, StoreError> {
+        match op {
+            StoreOp::Ping => {
+                let deadline = self.shared.timeout;
+                timeout(deadline, answer).await.map_err(|_| StoreError::Timeout(deadline))
+            }
+            _ => Ok(answer.await),
+        }
     }
 
     fn record(&self, op: StoreOp, started: Instant, result: &Result<Value, StoreError>) {

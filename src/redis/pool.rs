@@ -5,7 +5,6 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -38,15 +37,10 @@ struct Inner {
     renewals: TaskTracker,
 }
 
-/// How many calls in a row are not answered over a connection that is kept.
-const UNANSWERED_MAX: u32 = 2;
-
 #[derive(Default)]
 struct Place {
     kept: ArcSwapOption<Object<Servers>>,
     making: Mutex<()>,
-    /// The calls over its connection that were not answered there, since one was.
-    unanswered: AtomicU32,
 }
 
 impl Connections {
@@ -135,24 +129,6 @@ impl Connections {
             self.inner.renewals.spawn(async move { inner.renew(place).await });
         } else {
             self.inner.places[place].replace();
-        }
-    }
-
-    /// Takes in that a call was answered over an owner's connection.
-    pub(super) fn answered(&self, owner: &impl Hash) {
-        let unanswered = &self.inner.places[self.inner.place(owner)].unanswered;
-        if unanswered.load(Ordering::Relaxed) > 0 {
-            unanswered.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// Takes in that a call was not answered over an owner's connection, where others are. Drops a connection that is silent: what stands
-    /// between may have forgotten it, or lets pass one direction alone.
-    pub(super) fn unanswered(&self, owner: &impl Hash) {
-        let unanswered = &self.inner.places[self.inner.place(owner)].unanswered;
-        if unanswered.fetch_add(1, Ordering::Relaxed) + 1 >= UNANSWERED_MAX {
-            unanswered.store(0, Ordering::Relaxed);
-            self.replace(owner);
         }
     }
 

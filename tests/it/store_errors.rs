@@ -412,7 +412,7 @@ async fn weir_recovers_from_late_replies() {
 async fn weir_recovers_from_paused_clients() {
     let _lane = lane::shared().await;
     let mut trial = Trial::start().await;
-    // Three probes, each as long as a connection attempt takes.
+    // Several probes, each as long as a call may take.
     trial.run(&[&["CLIENT", "PAUSE", "6000", "ALL"]]).await;
     trial.stays_away("did not answer within 200ms", "timeout").await;
     comes_back(&mut trial).await;
