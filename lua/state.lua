@@ -117,7 +117,8 @@ do
       local size = rule.algorithm.CHECKPOINT_SIZE
       if size == 0 then return nil end
       if known_from then
-        local since = known_from - Rule.span_exact(rule, rule.capacity)
+        local span, rest = Rule.span_exact(rule, rule.capacity)
+        local since = known_from - span - (rest > 0 and 1 or 0)
         return rule.algorithm.lacking(rule, max(since, 0), rule.capacity)
       end
       local checkpoint = {}

@@ -1,6 +1,7 @@
 //! The charges of the scripts on a real Redis for members that have not reported, and their doubts of their own memory.
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::bucket::Bucket;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::rule::Rule;
@@ -48,6 +49,20 @@ fn all_is_charged_that_a_silent_member_may_have_been_granted() {
     assert_eq!(granted(&fleet.ask(2 * SECOND, second, 4)), (0, Some(11 * SECOND)));
     fleet.keep_alive(2 * SECOND, opened + 10 * SECOND, second);
     assert_eq!(granted(&fleet.ask(opened + 10 * SECOND, second, 10)).0, 6);
+}
+
+/// Its permits flow in every second and a part of a microsecond. Rounded down, that left one to be granted.
+#[test]
+fn all_is_charged_that_a_bucket_holds() {
+    let mut fleet = Fleet::new(Kind::Bucket(Bucket { burst: 4 }));
+    let rules = fleet.limiter_ref.rules.iter();
+    fleet.limiter_ref.rules =
+        rules.map(|rule| Rule { window: rule.window + Micros(2), ..rule.clone() }).collect();
+    let second = lose_with_two(&mut fleet);
+    let opened = SECOND + 600_000;
+    let (granted, next) = granted(&fleet.ask(2 * SECOND, second, 4));
+    assert_eq!(granted, 0);
+    assert!(next.is_some_and(|next| (opened + SECOND..opened + SECOND + 10).contains(&next)), "{next:?}");
 }
 
 /// The first replica restores a copy of the second one's grants: four permits a tenth of a second after the start.
