@@ -249,11 +249,9 @@ impl CostQueue {
         }
     }
 
-    /// Lets the requests without a slot that have had one wait no longer than [`DEADLINE_SLACK`] behind their deadline: the store has answered
-    /// them again.
+    /// Lets the requests that have lost a slot wait no longer than [`DEADLINE_SLACK`] behind their deadline: the store has answered them again.
     pub(in crate::limiter) fn end_those_again(&mut self) {
-        let again = self.waiters.iter_mut().skip(self.slots.len());
-        for waiter in again.filter(|waiter| waiter.stage == Stage::Approached) {
+        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.stage == Stage::Approached) {
             waiter.ends = waiter.ends.min(waiter.holder.deadline + DEADLINE_SLACK);
             self.first_end = Some(self.first_end.map_or(waiter.ends, |first| first.min(waiter.ends)));
         }
