@@ -112,6 +112,8 @@ fn one(seed: u64, wanted: &Wanted, totals: &Mutex<Totals>, began: Instant) -> bo
     }
     kinds.iter().for_each(|kind| eprintln!("{seed} {kind}"));
     totals.shortened.extend(kinds.into_iter().map(|kind| (seed, kind)));
+    // A long run that is broken off has told what it has found.
+    outcome.findings.iter().for_each(|finding| eprintln!("{}", json_of(seed, finding)));
     totals.findings.extend(outcome.findings.into_iter().map(|finding| (seed, finding)));
     if totals.runs.is_multiple_of(50) {
         eprintln!(
