@@ -41,6 +41,9 @@ const REBOOK_MARGIN: Micros = Micros::from_millis(20);
 /// The interval at which the store is asked while no slot is near.
 const FAR_INTERVAL: Micros = Micros::from_millis(2000);
 
+/// So many slots may come without a call. A call takes in what was used since the one before, and a server does nothing else meanwhile.
+const PASSED_MAX: usize = 256;
+
 /// The most slots traded in one call.
 const TRADE_MAX: usize = 16;
 
@@ -69,7 +72,8 @@ impl Worker {
         let Terms { heartbeat, lease, .. } = self.limits.terms;
         // A heartbeat that spares the call is followed by the next one within two intervals, or else by the call.
         let by_call = self.calls.contact.map(|contact| contact + heartbeat);
-        let by_heartbeat = self.calls.heard.map(|heard| heard + heartbeat + heartbeat);
+        let is_spared = self.calls.passed < PASSED_MAX;
+        let by_heartbeat = self.calls.heard.filter(|_| is_spared).map(|heard| heard + heartbeat + heartbeat);
         let next = by_call.max(by_heartbeat).unwrap_or(Moment(0));
         let first = self.cost_queues.values().filter_map(CostQueue::next_slot).map(|slot| slot.due).min();
         let (Some(due), Some(contact)) = (first, self.calls.contact) else { return next };
@@ -96,7 +100,7 @@ impl Worker {
         let now = around.now;
         let is_due = || self.needs_heartbeats() && now >= self.heartbeat_at();
         if self.may_call(now) && (self.has_reason(now) || is_due()) {
-            self.calls.is_outdated = false;
+            (self.calls.is_outdated, self.calls.passed) = (false, 0);
             let call = self.make_call(around, out);
             out.push(Action::Book(Box::new(call)));
         }

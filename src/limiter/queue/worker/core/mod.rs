@@ -120,6 +120,8 @@ struct Calls {
     not_before: Moment,
     /// True until the next call: the store does not know of changed limits yet, or the queue of moved bookings.
     is_outdated: bool,
+    /// How many slots have come since the latest call.
+    passed: usize,
     /// How many permits can be sent at once.
     bursts: Bursts,
 }
@@ -183,6 +185,7 @@ impl Worker {
                 heard: None,
                 not_before: now,
                 is_outdated: false,
+                passed: 0,
                 bursts: Bursts::default(),
             },
             link: Link::Up { epoch: 0 },

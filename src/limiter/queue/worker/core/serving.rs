@@ -97,8 +97,9 @@ impl Worker {
                 .next()
                 .map(|(cost, _)| *cost);
         }
-        let handed_out = around.in_flight_left - in_flight_left;
-        self.calls.bursts.handed_out(usize::try_from(handed_out).unwrap_or(usize::MAX), around.now);
+        let handed_out = usize::try_from(around.in_flight_left - in_flight_left).unwrap_or(usize::MAX);
+        self.calls.bursts.handed_out(handed_out, around.now);
+        self.calls.passed = self.calls.passed.saturating_add(handed_out);
     }
 
     fn hand_out_cost(
