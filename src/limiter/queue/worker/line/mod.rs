@@ -248,10 +248,11 @@ impl Worker {
         self.pause.now.take_if(|paused| paused.until <= around.now);
         self.hand_out(around, out);
         self.serve_without_store(around, out);
+        // Whoever has a place waits no longer for an answer.
+        self.announce_waiting(around.now, out);
         self.refuse_ended(around.now, out);
         self.refuse_overfull(out);
         self.give_back_surplus(around.now, out);
-        self.announce_waiting(around.now, out);
         self.ask(around, out);
         self.lanes.retain(|_, lane| !lane.is_empty());
         self.end_if_idle(around.now, out);

@@ -366,3 +366,14 @@ fn a_request_that_lost_its_slot_waits_for_others_no_longer_than_a_slack_behind_i
     assert!(refused(&core.on(after(1030), Vec::new())).is_empty());
     assert_eq!(refused(&core.on(after(1106), Vec::new())), [0]);
 }
+
+/// Nothing else would wake the worker for it.
+#[test]
+fn a_request_whose_answer_comes_behind_its_wait_is_refused_with_it() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    let mut limits = limits(OnStoreFailure::Local, 100);
+    limits.terms = limits.terms.without_failures();
+    core.on(START, vec![Event::Reconfigured(Box::new(limits)), arrival(0, "etl", START)]);
+    assert!(refused(&core.on(after(1050), Vec::new())).is_empty());
+    assert_eq!(refused(&core.on(after(1051), vec![answered(after(1051), 1, &[], Some(after(5000)))])), [0]);
+}
