@@ -117,6 +117,7 @@ do
       local size = rule.algorithm.CHECKPOINT_SIZE
       if size == 0 then return nil end
       if known_from then
+        -- Not a part of a microsecond later: what is not known is charged as far as the bucket would grant it.
         local span, rest = Rule.span_exact(rule, rule.capacity)
         local since = known_from - span - (rest > 0 and 1 or 0)
         return rule.algorithm.lacking(rule, max(since, 0), rule.capacity)

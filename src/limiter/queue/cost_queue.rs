@@ -249,11 +249,15 @@ impl CostQueue {
         }
     }
 
-    /// Lets the requests that have lost a slot wait no longer than [`DEADLINE_SLACK`] behind their deadline: the store has answered them again.
+    /// Lets the requests that may have lost a slot wait no longer than [`DEADLINE_SLACK`] behind their deadline: the store has answered them again.
     pub(in crate::limiter) fn end_those_again(&mut self) {
-        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.stage == Stage::Approached) {
+        let notified = self.waiters.iter_mut().filter(|waiter| waiter.stage == Stage::Approached);
+        let ends = notified.map(|waiter| {
             waiter.ends = waiter.ends.min(waiter.holder.deadline + DEADLINE_SLACK);
-            self.first_end = Some(self.first_end.map_or(waiter.ends, |first| first.min(waiter.ends)));
+            waiter.ends
+        });
+        if let Some(first) = ends.min() {
+            self.expect_end(first);
         }
     }
 

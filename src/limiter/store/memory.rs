@@ -447,6 +447,7 @@ mod tests {
         let window = limiter_ref.rules[0].window;
         assert_eq!(answer.outcomes, [(1, Outcome::Booked(after(3200) + window))]);
     }
+
     /// As where the limits change in an outage: the worker after that charges what was used before the outage.
     #[tokio::test]
     async fn what_was_granted_since_external_use_counts_under_changed_limits_and_in_a_pause() {

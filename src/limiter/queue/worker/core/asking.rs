@@ -42,7 +42,7 @@ const REBOOK_MARGIN: Micros = Micros::from_millis(20);
 const FAR_INTERVAL: Micros = Micros::from_millis(2000);
 
 /// So many slots may come without a call. A call takes in what was used since the one before, and a server does nothing else meanwhile.
-const PASSED_MAX: usize = 256;
+const PASSED_MAX: usize = 512;
 
 /// The most slots traded in one call.
 const TRADE_MAX: usize = 16;

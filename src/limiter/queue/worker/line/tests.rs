@@ -70,6 +70,13 @@ impl Driven {
         Driven(Worker::new(limits(policy, 100), SECOND, START))
     }
 
+    /// Its store is this replica's own memory, which cannot fail.
+    fn of_own_memory() -> Driven {
+        let limits = limits(OnStoreFailure::Local, 100);
+        let terms = limits.terms.without_failures();
+        Driven(Worker::new(Limits { terms, ..limits }, SECOND, START))
+    }
+
     fn on(&mut self, now: Moment, events: Vec<Event>) -> Vec<Action> {
         let mut out = Vec::new();
         self.0.on(events, &around(now), &mut out);
@@ -349,10 +356,8 @@ fn a_line_that_leaves_newcomers_is_not_asked_again_at_once_about_those_behind_th
 
 #[test]
 fn a_request_that_lost_its_slot_waits_for_others_no_longer_than_a_slack_behind_its_wait() {
-    let mut core = Driven::new(OnStoreFailure::Local);
-    let mut limits = limits(OnStoreFailure::Local, 100);
-    limits.terms = limits.terms.without_failures();
-    core.on(START, vec![Event::Reconfigured(Box::new(limits)), arrival(0, "etl", START)]);
+    let mut core = Driven::of_own_memory();
+    core.on(START, vec![arrival(0, "etl", START)]);
     let actions = core.on(after(1), vec![answered(after(1), 1, &[("etl", after(1))], None)]);
     let Some(Action::Grant(request, slot, costs, holder)) =
         actions.iter().find(|action| matches!(action, Action::Grant(..)))
@@ -370,10 +375,8 @@ fn a_request_that_lost_its_slot_waits_for_others_no_longer_than_a_slack_behind_i
 /// Nothing else would wake the worker for it.
 #[test]
 fn a_request_whose_answer_comes_behind_its_wait_is_refused_with_it() {
-    let mut core = Driven::new(OnStoreFailure::Local);
-    let mut limits = limits(OnStoreFailure::Local, 100);
-    limits.terms = limits.terms.without_failures();
-    core.on(START, vec![Event::Reconfigured(Box::new(limits)), arrival(0, "etl", START)]);
+    let mut core = Driven::of_own_memory();
+    core.on(START, vec![arrival(0, "etl", START)]);
     assert!(refused(&core.on(after(1050), Vec::new())).is_empty());
     assert_eq!(refused(&core.on(after(1051), vec![answered(after(1051), 1, &[], Some(after(5000)))])), [0]);
 }

@@ -171,10 +171,10 @@ fn a_request_whose_wait_ends_while_its_moved_slot_waits_for_others_is_told_of_th
 /// A call takes in all that was used since the one before.
 #[test]
 fn behind_many_slots_a_call_is_made_though_heartbeats_spare_it() {
-    for (passed, is_called) in [(200, false), (256, true)] {
+    for (passed, is_called) in [(500, false), (512, true)] {
         let mut core = Driven(Worker::new(limits(1000, 5, OnStoreFailure::Local), SECOND, START));
         let slot = |number| shown(after(if number < passed { 100 } else { 900 }));
-        let mut actions = core.on(START, (0..300).map(|number| arrival(number, START, 5000)).collect());
+        let mut actions = core.on(START, (0..600).map(|number| arrival(number, START, 5000)).collect());
         let mut asked = 0;
         while let Some(call) = call(&actions) {
             let count: u64 = call.runs.iter().map(|run| run.count).sum();
@@ -182,8 +182,8 @@ fn behind_many_slots_a_call_is_made_though_heartbeats_spare_it() {
             asked += count;
             actions = core.on(after(1), vec![booked(after(1), &slots)]);
         }
-        (0..3).for_each(|_| assert!(!is_booking(&core.on(after(101), Vec::new()))));
+        (0..5).for_each(|_| assert!(!is_booking(&core.on(after(101), Vec::new()))));
         let actions = core.on(after(300), vec![Event::Heard(Some(after(299)))]);
-        assert_eq!((core.0.waiting() as u64, is_booking(&actions)), (300 - passed, is_called), "{passed}");
+        assert_eq!((core.0.waiting() as u64, is_booking(&actions)), (600 - passed, is_called), "{passed}");
     }
 }
