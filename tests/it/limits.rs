@@ -174,6 +174,8 @@ async fn a_reset_lets_waiting_requests_through() {
         let limiter = "{limits: [2/60s], queue: {timeout: 300s, max_waiting: 10}}";
         let weir = Weir::start(&one_limiter(&store, limiter, &upstream)).await;
         let _waiting = weir.begin(5, "/");
+        // A request that has its permit and is not sent yet would need another one behind the reset.
+        upstream.wait_for(2, PATIENCE).await;
         weir.wait_for_waiting(3).await;
         assert_eq!(weir.tell("/api/limiters/api/reset").await.status, 200);
         upstream.wait_for(4, PATIENCE).await;

@@ -2,8 +2,8 @@
 //!
 //! The test runner starts more tests at once than there are cores, because most of them wait most of the time. A test
 //! that judges instants takes the lane for itself, or with other quiet tests; every other test shares it, in its first
-//! line. Tests that may run beside the current ones enter first: no test waits for long, because the runner starts only
-//! so many.
+//! line. Tests that may run beside the current ones enter first, so that few seconds are lost by going over to the other
+//! kind: the more tests the runner has started, the fewer. None waits for ever, because it starts only so many.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs;
@@ -27,8 +27,16 @@ enum Kind {
     Alone,
 }
 
-/// The most tests that run beside each other: on two cores they still end in time.
-const BESIDE_MAX: usize = 3;
+impl Kind {
+    /// Returns how many tests of a kind run beside each other at most: on two cores they still end in time.
+    fn beside_max(self) -> usize {
+        match self {
+            Kind::Shared => 6,
+            Kind::Calm => 4,
+            Kind::Alone => 1,
+        }
+    }
+}
 
 /// The lane. When it is empty, the test that has waited longest enters.
 struct Lane {
@@ -75,10 +83,10 @@ impl Place {
 
     fn enters(&self) -> bool {
         let mut lane = lane();
-        let goes_beside = |other: &Kind| *other == self.kind && self.kind != Kind::Alone;
+        let goes_beside = |other: &Kind| *other == self.kind;
         let enters = match lane.inside.len() {
             0 => lane.waiting.front() == Some(&self.ticket),
-            inside => inside < BESIDE_MAX && lane.inside.iter().all(goes_beside),
+            inside => inside < self.kind.beside_max() && lane.inside.iter().all(goes_beside),
         };
         if enters {
             lane.waiting.retain(|ticket| *ticket != self.ticket);

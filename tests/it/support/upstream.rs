@@ -29,6 +29,9 @@ use super::{eventually, raise_open_files};
 
 /// The backlog of the listener: a thousand connections may be opened in the same millisecond.
 const BACKLOG: u32 = 4096;
+/// What the kernel keeps of an answer that nobody reads. By its own measure it keeps 4 MiB for each connection: a thousand that stall use up
+/// what it has for all sockets of the machine, and those of other tests stand still.
+const SEND_BUFFER_BYTES: u32 = 64 * 1024;
 /// The interval at which the recorder checks whether it is late.
 const HEARTBEAT: Duration = Duration::from_millis(1);
 /// The largest forgiven lag: beyond it the record would prove nothing.
@@ -242,6 +245,7 @@ impl Drop for Upstream {
 fn listen(port: u16) -> TcpListener {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.set_reuseaddr(true).expect("a socket's option");
+    socket.set_send_buffer_size(SEND_BUFFER_BYTES).expect("a socket's option");
     socket.bind(SocketAddr::from(([127, 0, 0, 1], port))).expect("a free port");
     socket.listen(BACKLOG).expect("listen")
 }
