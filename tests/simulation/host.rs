@@ -87,6 +87,10 @@ impl Host {
 
     /// Remembers the data, as a replication or a snapshot on disk does.
     pub fn remember(&mut self, now: u64) {
+        // A process that is down writes nothing: its last copies stay those from before.
+        if self.is_down {
+            return;
+        }
         self.snapshots.push_back((now, self.server.snapshot()));
         if self.snapshots.len() > 64 {
             self.snapshots.pop_front();
