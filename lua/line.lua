@@ -70,6 +70,10 @@ do
     return floor(min(apart, APART_MAX) * weight / SHARE)
   end
 
+  local function share_of(weight)
+    return weight / SHARE
+  end
+
   -- Returns the entry of some costs in a table by origin and costs; it is added if it is not there.
   local function entry_of(entries, origin, costs)
     local by_costs, name = entries[origin], concat(costs, " ")
@@ -386,6 +390,30 @@ do
     return sums
   end
 
+  -- Returns how many permits of each limiter all requests of a flow are for, of replicas that are alive. Most runs of a flow have the same
+  -- costs: their requests are counted together.
+  local function total_of(flow, books, is_alive)
+    local sums, runs, counts, costs_of = {}, flow[5], {}, {}
+    for index = 1, #runs do
+      local run = runs[index]
+      if is_alive[run[1]] then
+        local name = concat(run[3], " ")
+        local count = counts[name]
+        if count then
+          counts[name] = count + run[6]
+        else
+          counts[name], costs_of[name] = run[6], run[3]
+        end
+      end
+    end
+    for book = 1, books do sums[book] = 0 end
+    for name, costs in pairs(costs_of) do
+      local count = counts[name]
+      for book = 1, books do sums[book] = sums[book] + costs[book] * count end
+    end
+    return sums
+  end
+
   -- Returns how many of a flow's runs came by an instant.
   local function runs_by(flow, came)
     local runs, low, high = flow[5], 0, #flow[5]
@@ -425,9 +453,9 @@ do
   end
 
   Line = {
-    CLASSES_MAX = CLASSES_MAX, load = load, keep = keep, price = price, virtual_of = virtual_of, permits_of = permits_of, forget = forget, hear = hear,
-    reach = reach, caller_of = caller_of, tickets = tickets, flow_with = flow_with, is_of = is_of, remove_last = remove_last, take = take,
-    reconcile = reconcile, take_back = take_back, settle = settle, last_of = last_of, later_than = later_than, sums_of = sums_of, runs_by = runs_by,
+    CLASSES_MAX = CLASSES_MAX, load = load, keep = keep, price = price, virtual_of = virtual_of, permits_of = permits_of, share_of = share_of, forget = forget, hear = hear,
+    reach = reach, caller_of = caller_of, tickets = tickets, flow_with = flow_with, flows_of = flows_of, is_of = is_of, remove_last = remove_last, take = take,
+    reconcile = reconcile, take_back = take_back, settle = settle, last_of = last_of, later_than = later_than, sums_of = sums_of, total_of = total_of, runs_by = runs_by,
     has_tickets = has_tickets,
   }
 end

@@ -141,8 +141,10 @@ do
     if timeline.size <= Timeline.LONG or 2 * timeline.stale > timeline.size then drop_stale(timeline) end
     if #rules < 2 and not rules.merges_folded then return end
     local entries, permits, kept, size = timeline.at, timeline.permits, timeline.stale, timeline.size
+    -- The cell of the entries before `till`.
+    local cell, till = nil, 0
     for index = kept + 1, size do
-      local at, count, cell = entries[index], permits[index], nil
+      local at, count = entries[index], permits[index]
       if at > merged then
         if kept == index - 1 then return end
         for later = index, size do
@@ -151,10 +153,18 @@ do
         end
         break
       end
-      for place = 1, #rules do
-        local rule, checkpoint = rules[place], checkpoints[place]
-        local own = checkpoint and at <= checkpoint[#checkpoint] and rule.folded_cell or rule.cell
-        if at + rule.seen_for > now and (not cell or own < cell) then cell = own end
+      if at >= till then
+        cell, till = nil, math.huge
+        for place = 1, #rules do
+          local rule, checkpoint = rules[place], checkpoints[place]
+          local seen_from, folded_until, own = now - rule.seen_for + 1, checkpoint and checkpoint[#checkpoint] + 1 or 0, rule.cell
+          if at < folded_until then own, till = rule.folded_cell or own, min(till, folded_until) end
+          if at < seen_from then
+            till = min(till, seen_from)
+          elseif not cell or own < cell then
+            cell = own
+          end
+        end
       end
       if count == 0 then
         timeline.empty = max(timeline.empty - 1, 0)

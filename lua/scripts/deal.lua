@@ -34,7 +34,8 @@
 --                { { flow, slot, count, costs } of each slot that was dealt to the caller since the known deal },
 --                { { place of the want, place of the group, count, 1: too far or 2: queue full, delay, advised delay, 1 if each further one is
 --                advised more, limiter, rule } of requests that may not wait },
---                { how many permits go until the last request of each want has its own, and how long that waits at most, by turns } }
+--                { how many permits go until the last request of each want has its own, and how long that waits at most, by turns; negative where the
+--                call has looked at enough flows } }
 --              A repeated call is answered again and not carried out twice. Requests that it does not know are taken in by the next call.
 -- Atomic:      all keys carry one hash tag, so one cluster slot
 -- Expiry:      every key when nothing in it can matter any more, never earlier
@@ -185,25 +186,28 @@ end
 local next_at, next_violated
 
 if not is_closed and not is_repeated and line.flows[1] then
-  -- A turn takes that part of what the limits grant within the time that slots are dealt ahead, one permit at least: a call takes some
-  -- tens of turns at any rate, and shares are off by no more than a turn.
-  local TURNS = 32
-  -- The most instants at which one call deals. The rest comes with the next one.
-  local DEALS_MAX = 64
+  -- The most instants at which one call deals; one less for each four flows, which cost a call something, too. The rest comes with the next one.
+  local DEALS_MAX, DEALS_LEAST = 32, 16
   -- How often one call looks for room from now on again, because another replica hears of its slots sooner.
   local SEARCHES_MAX = 12
-  -- How long another replica than the caller takes to hear of a slot after it has called.
-  local LEAD_MAX = 30000
-  local till, lead, quantum = now + ahead, min(LEAD_MAX, floor(ahead / 4)), nil
-  for index = 1, limiters do
-    for _, rule in ipairs(states[index].rules) do
-      local granted = floor(ahead * rule.rate / rule.window)
-      quantum = min(quantum or granted, granted)
+  local till, lead, quantum = now + ahead, nil, nil
+  do
+    -- A turn takes that part of what the limits grant within the time that slots are dealt ahead, one permit at least: a call takes some
+    -- tens of turns at any rate, and shares are off by no more than a turn.
+    local TURNS = 32
+    -- How long another replica than the caller takes to hear of a slot after it has called.
+    local LEAD_MAX = 30000
+    lead = min(LEAD_MAX, floor(ahead / 4))
+    for index = 1, limiters do
+      for _, rule in ipairs(states[index].rules) do
+        local granted = floor(ahead * rule.rate / rule.window)
+        quantum = min(quantum or granted, granted)
+      end
     end
+    quantum = max(floor(quantum / TURNS), 1)
   end
-  quantum = max(floor(quantum / TURNS), 1)
-  local flows, deals_left, searches_left = line.flows, DEALS_MAX, SEARCHES_MAX
-  local reaches, is_full, virtuals, heads, classes, tags = {}, {}, { 0, 0, 0, 0 }, {}, {}, {}
+  local flows, deals_left, searches_left = line.flows, max(DEALS_MAX - floor(#line.flows / 4), DEALS_LEAST), SEARCHES_MAX
+  local reaches, is_full, virtuals, heads, tags, turns = {}, {}, { 0, 0, 0, 0 }, {}, {}, nil
   local searches, stood = searches_from(now), now
 
   -- Returns the first run of a flow whose replica can use a slot; false if there is none, or a ceiling is in its way.
@@ -228,28 +232,35 @@ if not is_closed and not is_repeated and line.flows[1] then
     return false
   end
 
-  local size = #flows
-  for index = 1, size do
-    heads[index], classes[index], tags[index] = head_of(flows[index]), flows[index][2] + 1, flows[index][4]
+  -- Puts a flow into the order of turns of its class: who has had least goes first. None that may go is behind the virtual time of its class,
+  -- which is the start of a turn of the first of them.
+  local function line_up(index)
+    local own, tag = turns[flows[index][2] + 1], flows[index][4]
+    local low, high = 1, #own + 1
+    while low < high do
+      local middle = floor((low + high) / 2)
+      local other = own[middle]
+      local apart = tags[other] - tag
+      if apart < 0 or (apart == 0 and other < index) then low = middle + 1 else high = middle end
+    end
+    tags[index] = tag
+    table.insert(own, low, index)
   end
 
-  -- Returns the flow whose turn it is, the start of the turn, and that of the flow of its class which comes next.
-  local function turn()
-    local found, class, start, second = nil, 9, nil, nil
-    for index = 1, size do
-      if heads[index] and classes[index] <= class then
-        local own, tag, least = classes[index], tags[index], virtuals[classes[index]]
-        if tag < least then tag = least end
-        if own < class then
-          found, class, start, second = index, own, tag, nil
-        elseif tag < start then
-          found, start, second = index, tag, start
-        elseif not second or tag < second then
-          second = tag
-        end
-      end
+  local function line_up_all()
+    turns = { {}, {}, {}, {} }
+    for index = 1, #flows do
+      heads[index] = head_of(flows[index])
+      if heads[index] then line_up(index) end
     end
-    return found, start, second
+  end
+
+  -- Returns the flow whose turn it is, which leaves the order, and how far the one is ahead whose turn comes next.
+  local function turn()
+    for class = 1, Line.CLASSES_MAX do
+      local own = turns[class]
+      if own[1] then return table.remove(own, 1), own[1] and tags[own[1]] end
+    end
   end
 
   -- Returns where a request finds room, no earlier than its replica can use it, and for how many; or nil, where it finds room, the limiter and
@@ -272,12 +283,14 @@ if not is_closed and not is_repeated and line.flows[1] then
     end
   end
 
+  line_up_all()
   while true do
-    local index, start, second = turn()
+    local index, second = turn()
     if not index then break end
     local flow, head = flows[index], heads[index]
+    local start = flow[4]
     local row = flow[5][head]
-    local to, origin, costs, most = row[1], row[2], row[3], row[6]
+    local to, costs, most = row[1], row[3], row[6]
     local from, price, class = reaches[to], Line.price(costs), flow[2]
     if stood > from then
       searches, stood, searches_left = searches_from(now), now, searches_left - 1
@@ -290,7 +303,8 @@ if not is_closed and not is_repeated and line.flows[1] then
     local left, far, ceiling, far_limiter, far_limit = most, nil, nil, nil, nil
     local slips, spread = line.slips, line.spreads[class + 1]
     while left > 0 and not far do
-      local at, count, limiter, limit, by = place(costs, from)
+      local at, count, limiter, limit, by
+      if deals_left > 0 then at, count, limiter, limit, by = place(costs, from) end
       if deals_left == 0 then
         far = now
       elseif not at then
@@ -302,27 +316,27 @@ if not is_closed and not is_repeated and line.flows[1] then
         end
         spread.booked = spread.booked + count * price
         local last = slips[#slips]
-        if last and last[6] == at and last[5] == line.deal and Line.is_of(last, to, origin, costs) then
+        if last and last[6] == at and last[5] == line.deal and Line.is_of(last, to, row[2], costs) then
           last[7] = last[7] + count
         else
-          slips[#slips + 1] = { to, origin, costs, class, line.deal, at, count }
+          slips[#slips + 1] = { to, row[2], costs, class, line.deal, at, count }
         end
         left, deals_left = left - count, deals_left - 1
       end
     end
     virtuals[class + 1] = start
     if most > left then
-      tags[index] = start + Line.virtual_of((most - left) * price, flow[3])
-      flow[4] = tags[index]
+      flow[4] = start + Line.virtual_of((most - left) * price, flow[3])
       Line.take(line, flow, head, most - left)
     end
     if far then
       if not next_at or far < next_at then next_at, next_violated = far, far_limiter and { far_limiter, far_limit } end
       if not ceiling then break end
       is_full[ceiling] = true
-      for place = 1, size do heads[place] = head_of(flows[place]) end
+      line_up_all()
     else
       heads[index] = head_of(flow)
+      if heads[index] then line_up(index) end
     end
   end
   Line.settle(line, virtuals)
@@ -336,55 +350,40 @@ if not is_repeated and #wants > 0 then
   local TOO_FAR, QUEUE_FULL = 1, 2
   -- For how many numbers of requests one call estimates how long they wait. The rest comes with the next one.
   local ESTIMATES_MAX = 16
-  local estimates_left, refused, sums, is_alive, available, searches = ESTIMATES_MAX, { 0, 0, 0, 0 }, nil, {}, {}, nil
+  local estimates_left, refused, is_alive, available, searches, found_at = ESTIMATES_MAX, { 0, 0, 0, 0 }, {}, {}, nil, {}
   -- None of the requests that are left finds room before.
   local begin = max(now, next_at or now)
   for _, known in ipairs(line.callers) do
     is_alive[known[1]] = Line.reach(line, known[1], replica, now, grace, 0) ~= nil
   end
+  local prospects, has_estimate = Prospects.new(line, books, is_alive), {}
   for book = 1, books do
     available[book] = {}
     for place, rule in ipairs(states[book].rules) do available[book][place] = State.available(states[book], now, rule) end
   end
 
-  -- Returns how many permits of each limiter go before the last requests of a want but for `behind` of them, and including it. Of others in
-  -- its flow those go before that came by `came`.
-  local function before_of(flow, want, behind, came)
-    if not sums then
-      sums = {}
-      for _, other in ipairs(line.flows) do sums[other] = Line.sums_of(other, books, is_alive) end
-    end
-    local ahead_of, own, costs, size = {}, 0, want[4], Line.runs_by(flow, came)
-    local later = Line.later_than(line, flow, came, want)
-    for book = 1, books do
-      ahead_of[book] = max(sums[flow][book][size] + (later - behind) * costs[book], 0)
-      own = max(own, ahead_of[book])
-    end
-    local finish, class = flow[4] + Line.virtual_of(own, flow[3]), flow[2]
-    for _, other in ipairs(line.flows) do
-      if other ~= flow and other[2] <= class then
-        local sum, last = sums[other], #other[5]
-        local first = other[2] < class and math.huge or Line.permits_of(max(finish - other[4], 0), other[3])
-        for book = 1, books do ahead_of[book] = ahead_of[book] + min(first, sum[book][last]) end
-      end
-    end
-    return ahead_of
-  end
-
   -- Returns how long the request waits behind which so many of its want wait, and the limiter and rule that it waits for.
   local function estimate(flow, want, behind, came)
     estimates_left = max(estimates_left - 1, 0)
-    local ahead_of, at_once, costs = before_of(flow, want, behind, came), {}, want[4]
+    local ahead_of, at_once, costs = Prospects.before(prospects, flow, want, behind, came), {}, want[4]
     for book = 1, books do
       if expected[book] then ahead_of[book] = ceil(ahead_of[book] * expected[book] / 1000000) end
       local most = math.huge
       for _, rule in ipairs(states[book].rules) do most = min(most, rule.capacity) end
       at_once[book] = costs[book] == 0 and 0 or max(min(ahead_of[book], most), costs[book])
     end
-    searches = searches or searches_from(begin)
-    local own = {}
-    for book = 1, books do own[book] = Search.copy(searches[book]) end
-    local at, _, limiter, limit = earliest(own, at_once)
+    -- Behind many others all wait for as much as there is room for at once.
+    local name = table.concat(at_once, " ")
+    local found = found_at[name]
+    if not found then
+      searches = searches or searches_from(begin)
+      local own = {}
+      for book = 1, books do own[book] = Search.copy(searches[book]) end
+      local at, _, limiter, limit = earliest(own, at_once)
+      found = { at, limiter, limit }
+      found_at[name] = found
+    end
+    local at, limiter, limit = unpack(found)
     if at == next_at and next_violated then limiter, limit = unpack(next_violated) end
     local more = 0
     for book = 1, books do
@@ -411,9 +410,10 @@ if not is_repeated and #wants > 0 then
       local flow = left > 0 and Line.flow_with(line, want)
       if left > 0 then waits = waits - left end
       if flow and estimates_left == 0 then
-        is_cut, sums = true, nil
-        Line.remove_last(line, left, want)
+        is_cut = true
+        Prospects.remove_last(prospects, left, want)
       elseif flow then
+        has_estimate[index] = true
         local came, wait_max = max(now - groups[4 * group - 2], 0), groups[4 * group - 1]
         local delay, limiter, limit = estimate(flow, want, waits, came)
         local fits, is_far = left, delay > wait_max
@@ -433,8 +433,7 @@ if not is_repeated and #wants > 0 then
         if count > 0 then
           refused[class + 1] = refused[class + 1] + count
           if taken < fits or not is_far then delay, limiter, limit = estimate(flow, want, waits + count - 1, came) end
-          Line.remove_last(line, count, want)
-          sums = nil
+          Prospects.remove_last(prospects, count, want)
           local rule = states[limiter].rules[limit]
           local advised, is_spread =
             QueueOrder.advise(line.spreads[class + 1], now, now + delay, Line.price(costs), count + refusal_budget, refused[class + 1] > 1, rule)
@@ -447,16 +446,24 @@ if not is_repeated and #wants > 0 then
       end
     end
   end
-  -- Only now, as the number of requests that wait behind others does not change any more.
+  -- Only now, as the number of requests that wait behind others does not change any more. One call looks at so many flows for wants without
+  -- newcomers, and tells of so many of them at least.
+  local LOOKS_MAX, LASTS_LEAST = 512, 8
+  local lasts_left = max(floor(LOOKS_MAX / max(#line.flows, 1)), LASTS_LEAST)
   for index, want in ipairs(wants) do
-    local flow, most, longest = Line.flow_with(line, want), 0, 0
-    if flow then
-      local ahead_of = before_of(flow, want, 0, Line.last_of(line, flow, want))
+    local has_new, flow, costs, most, longest = has_estimate[index], Line.flow_with(line, want), want[4], 0, 0
+    if not has_new and lasts_left == 0 then
+      most, longest = -1, -1
+    elseif flow then
+      local ahead_of = Prospects.before(prospects, flow, want, 0, Line.last_of(line, flow, want))
       for book = 1, books do
         most = max(most, ahead_of[book])
-        for _, rule in ipairs(states[book].rules) do longest = max(longest, (Rule.span_exact(rule, ahead_of[book]))) end
+        if costs[book] > 0 then
+          for _, rule in ipairs(states[book].rules) do longest = max(longest, (Rule.span_exact(rule, ahead_of[book]))) end
+        end
       end
     end
+    if not has_new then lasts_left = max(lasts_left - 1, 0) end
     last_ones[2 * index - 1], last_ones[2 * index] = most, longest
   end
 end

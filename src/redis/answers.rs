@@ -12,7 +12,7 @@ use crate::limiter::model::call::{Answer, Call, Freed, Generation, Outcome, Retr
 use crate::limiter::model::epoch::{Epoch, Reset};
 use crate::limiter::model::grant_copy::GrantCopy;
 use crate::limiter::model::heartbeat::{HeartbeatAnswer, Member, Reports};
-use crate::limiter::model::line::{Dealt, LineAnswer, LineCall, NotTaken};
+use crate::limiter::model::line::{Dealt, Last, LineAnswer, LineCall, NotTaken};
 use crate::limiter::model::pause::{Cause, Lasting, Reason};
 use crate::limiter::model::upstream_report::ReportResult;
 use crate::limiter::store::StateView;
@@ -81,7 +81,8 @@ struct DealRow {
     again: u64,
     dealt: Vec<(u64, u64, u64, Vec<u64>)>,
     not_taken: Vec<Vec<u64>>,
-    last_ones: Vec<u64>,
+    /// Of each want: the permits before its last request and the microseconds until that, by turns; negative: not told.
+    last_ones: Vec<i64>,
 }
 
 /// Returns the answer of `deal.lua`, if it is one to this call.
@@ -102,11 +103,14 @@ pub(super) fn deal(value: &Value, limiter_refs: &[LimiterRef], line: &LineCall) 
                 fits(&costs).then_some(Dealt { flow, slot: Micros(slot), count, costs })
             })
             .collect::<Option<_>>()?,
-        before: row.last_ones.iter().step_by(2).copied().collect(),
-        waits: row.last_ones.iter().skip(1).step_by(2).copied().map(Micros).collect(),
+        lasts: row.last_ones.as_chunks().0.iter().map(|row| last(*row)).collect(),
     };
     answer.line = Some(Box::new(line));
     Some(answer)
+}
+
+fn last([before, wait]: [i64; 2]) -> Option<Last> {
+    Some(Last { before: u64::try_from(before).ok()?, wait: Micros(u64::try_from(wait).ok()?) })
 }
 
 fn not_taken(row: &[u64], line: &LineCall, available: &[Vec<u64>]) -> Option<NotTaken> {

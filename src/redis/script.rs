@@ -70,7 +70,10 @@ impl Scripts {
         let state = |name, rest: &[&[&str]]| Script::new(name, &[&[KEYS], STATE, rest].concat().concat());
         Scripts {
             reserve: state("reserve", &[SEARCH, &[lua!("queue_order"), lua!("scripts/reserve")]]),
-            deal: state("deal", &[SEARCH, &[lua!("queue_order"), lua!("line"), lua!("scripts/deal")]]),
+            deal: state(
+                "deal",
+                &[SEARCH, &[lua!("queue_order"), lua!("line"), lua!("prospects"), lua!("scripts/deal")]],
+            ),
             inspect: state("inspect", &[&[lua!("scripts/inspect")]]),
             heartbeat: key("heartbeat", lua!("scripts/heartbeat")),
             write_back: state("write_back", &[SEARCH, &[lua!("scripts/write_back")]]),

@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use crate::fault::{Fault, Kind};
-use crate::plan::{Algorithm, Configuration, Limit, Limiter, Plan, Route, SCRIPT_TIME};
+use crate::plan::{Algorithm, CALLERS, Configuration, Limit, Limiter, Plan, Route, SCRIPT_TIME};
 use crate::world::World;
 
 const MILLI: u64 = 1_000;
@@ -48,23 +48,30 @@ const INSTRUCTIONS_MAX: u64 = 100_000;
 const INVERTED_MAX: f64 = 2.0;
 
 /// The crowds of the short form: at fewer replicas' requests than `scripts/simulate --move` has, but more than one call can pass.
-const SHORT: [(Change, usize, AlgorithmName); 6] = [
-    (Change::Refused, 2, AlgorithmName::Sliding),
-    (Change::Pause, 1, AlgorithmName::Token),
-    (Change::Reload, 1, AlgorithmName::Sliding),
-    (Change::Reset, 1, AlgorithmName::Leaky),
-    (Change::Refused, 8, AlgorithmName::Sliding),
-    (Change::Refused, 2, AlgorithmName::Leaky),
+const SHORT: [(Change, usize, AlgorithmName, Option<u64>); 7] = [
+    (Change::Refused, 2, AlgorithmName::Sliding, None),
+    (Change::Pause, 1, AlgorithmName::Token, None),
+    (Change::Reload, 1, AlgorithmName::Sliding, None),
+    (Change::Reset, 1, AlgorithmName::Leaky, None),
+    (Change::Refused, 8, AlgorithmName::Sliding, None),
+    (Change::Refused, 2, AlgorithmName::Leaky, None),
+    (Change::None, 1, AlgorithmName::Sliding, Some(3)),
 ];
 const SHORT_WAITING: u64 = 500;
+
+/// How callers share the quota of a crowd, where they do.
+const SHARE: &str = "{by: 'header:x-caller', weights: {a: 3}, classes: [{name: first, of: [a], floor: 20%}, {name: rest, ceiling: 70%}]}";
 
 /// Moves crowds on one to eight limiters. Returns whether no script call takes too long, and the order holds.
 pub fn short_form() -> Result<bool, String> {
     let mut is_good = true;
-    for (change, limiters, algorithm) in SHORT {
-        let shown = Crowd { change, limiters, algorithm, waiting: SHORT_WAITING, costs: 1 }.run(1)?;
+    for (change, limiters, algorithm, callers) in SHORT {
+        let shown =
+            Crowd { change, limiters, algorithm, waiting: SHORT_WAITING, costs: 1, callers }.run(1)?;
         let is_short = shown["instructions"].as_u64().is_some_and(|most| most <= INSTRUCTIONS_MAX);
-        let is_ordered = shown["inverted_percent"].as_f64().is_some_and(|percent| percent <= INVERTED_MAX);
+        let inverted_percent = shown["inverted_percent"].as_f64();
+        // Where callers share the quota, who came first need not go first.
+        let is_ordered = callers.is_some() || inverted_percent.is_some_and(|percent| percent <= INVERTED_MAX);
         let finding = match (is_short, is_ordered) {
             (true, true) => "",
             (false, _) => "a script call takes too long: ",
@@ -85,6 +92,8 @@ pub struct Crowd {
     pub waiting: u64,
     /// How many different costs requests have, of all limiters but the first, if there is more than one.
     pub costs: u64,
+    /// How many callers share the quota of the first limiter, if any do.
+    pub callers: Option<u64>,
 }
 
 impl Crowd {
@@ -111,7 +120,7 @@ impl Crowd {
             is_shadow: false,
             is_per_replica: false,
             follows_upstream: false,
-            share: None,
+            share: self.callers.filter(|_| place == 0).map(|_| SHARE),
         };
         let limiters: Vec<Limiter> = (0..self.limiters).map(limiter).collect();
         let mut halved = limiters.clone();
@@ -123,6 +132,7 @@ impl Crowd {
             demand: all as f64 * SECOND as f64 / COMES_IN as f64,
             cost_max: self.costs,
             has_own_costs: self.costs > 1,
+            callers: self.callers.unwrap_or(CALLERS),
             hasty_percent: 0,
             leaving_percent: 0,
             settled_percent: 0,
@@ -173,6 +183,7 @@ impl Crowd {
             "limiters": self.limiters,
             "algorithm": format!("{:?}", self.algorithm),
             "costs": self.costs,
+            "callers": self.callers,
             "sent": outcome.sent.len(),
             "instructions": outcome.longest_script,
             "inverted_percent": inverted_percent(&moved),

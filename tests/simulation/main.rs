@@ -116,6 +116,9 @@ struct Arguments {
     /// How many different costs the requests of the crowd have.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     costs: u64,
+    /// How many callers share the quota of the crowd's first limiter, if any do.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    callers: Option<u64>,
     /// Lets the store stand still for a second while requests of so many partitions wait, and prints how much is used when it is back.
     #[arg(long, value_name = "PARTITIONS")]
     stall: Option<u64>,
@@ -165,8 +168,8 @@ fn simulate(arguments: &Arguments) -> Result<bool, String> {
     }
     if let Some(change) = arguments.change {
         let (limiters, algorithm) = (usize::from(arguments.limiters), arguments.algorithm);
-        let Arguments { waiting, costs, .. } = *arguments;
-        let crowd = Crowd { change, limiters, algorithm, waiting, costs };
+        let Arguments { waiting, costs, callers, .. } = *arguments;
+        let crowd = Crowd { change, limiters, algorithm, waiting, costs, callers };
         println!("{}", crowd.run(arguments.seed.unwrap_or(1))?);
         return Ok(true);
     }

@@ -37,6 +37,9 @@ impl Mix {
     }
 }
 
+/// How many callers share a quota: a, b and c.
+pub const CALLERS: u64 = 3;
+
 /// How callers share a quota, as a configuration says it.
 const SHARES: [&str; 4] = [
     "{by: 'header:x-caller', weights: {a: 3}}",
@@ -93,6 +96,8 @@ pub struct Route {
     pub cost_max: u64,
     /// True if a request costs one permit of the first limiter, and only the others have a cost.
     pub has_own_costs: bool,
+    /// How many callers there are, where they share the quota.
+    pub callers: u64,
     /// The part of the requests that name a shorter wait, in percent.
     pub hasty_percent: u64,
     /// The part of the clients that go away while they wait, in percent.
@@ -428,6 +433,7 @@ fn draw_routes(limiters: &[Limiter], mix: Mix, is_quiet: bool, rng: &mut Rng) ->
             demand: (pace * factor * partitions as f64 * 2.0 / (1 + cost_max) as f64).max(0.3),
             cost_max,
             has_own_costs,
+            callers: CALLERS,
             hasty_percent: percent(rng, 4, 50),
             leaving_percent: percent(rng, 4, 50),
             settled_percent: if has_own_costs { rng.u64(30..=100) } else { percent(rng, 8, 30) },

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::fault::{Fault, Kind};
-use crate::plan::{Algorithm, Configuration, Limit, Limiter, Plan, Route};
+use crate::plan::{Algorithm, CALLERS, Configuration, Limit, Limiter, Plan, Route};
 use crate::world::World;
 
 const MILLI: u64 = 1_000;
@@ -55,6 +55,7 @@ impl Stall {
             demand: self.partitions as f64 * SECOND as f64 / COMES_IN as f64,
             cost_max: 1,
             has_own_costs: false,
+            callers: CALLERS,
             hasty_percent: 0,
             leaving_percent: 0,
             settled_percent: 0,

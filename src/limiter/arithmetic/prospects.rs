@@ -6,11 +6,16 @@ use crate::limiter::arithmetic::queue_order::Refused;
 use crate::limiter::arithmetic::room::{Next, Room, States, Terms, earliest, searches_from};
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::{
-    CLASSES_MAX, Call, LineAnswer, LineCall, NotTaken, Outcome, RetryDelay, Violated, Waiting,
+    CLASSES_MAX, Call, Last, LineAnswer, LineCall, NotTaken, Outcome, RetryDelay, Violated, Waiting,
 };
 
 /// For how many numbers of requests one call estimates how long they wait. The rest comes with the next one.
 const ESTIMATES_MAX: usize = 16;
+
+/// How many flows one call looks at, to tell what the last requests of wants without taken newcomers wait for; it tells of so many wants at least. The
+/// caller goes on with what it was told of the others.
+const LOOKS_MAX: usize = 512;
+const LASTS_LEAST: usize = 8;
 
 /// Estimates how long newcomers wait, and refuses those who would wait for too long.
 struct Estimates<'a, 'b, 'c> {
@@ -32,8 +37,8 @@ struct Estimate {
 }
 
 impl Estimates<'_, '_, '_> {
-    /// Returns how many permits of each limiter go before the last request of a key but for `behind` requests, and including it. Of others in
-    /// its flow those go before that came by `came`.
+    /// Returns how many permits of each limiter that a key needs go before its last request but for `behind` requests, and including it.
+    /// Of others in its flow those go before that came by `came`.
     fn before(&self, flow: usize, key: &Key, behind: u64, came: Micros) -> Vec<u64> {
         let flows = &self.line.flows;
         let waiting = |place: usize| {
@@ -66,6 +71,8 @@ impl Estimates<'_, '_, '_> {
                 *before += first.min(sum);
             }
         }
+        // What others take of a limiter that the key does not need is not in its way.
+        before.iter_mut().zip(&key.costs).filter(|(_, cost)| **cost == 0).for_each(|(before, _)| *before = 0);
         before
     }
 
@@ -116,16 +123,17 @@ impl Estimates<'_, '_, '_> {
         self.estimate(key, &before)
     }
 
-    /// Returns how many permits go until the last request of a key has its own, of the limiter where they are the most, and how long it waits
-    /// at most, as things stand.
-    fn last(&self, flow: usize, key: &Key) -> (u64, Micros) {
+    /// Returns what the last request of a key waits for; the permits are those of the limiter where they are the most.
+    fn last(&self, flow: usize, key: &Key) -> Last {
         let own = self.line.flows[flow].runs.iter().filter(|run| run.key == *key);
         let came = own.map(|run| run.last).max().unwrap_or_default();
         let before = self.before(flow, key, 0, came);
-        let rules = self.states.iter().zip(&before).flat_map(|((state, _), before)| {
+        let needed = self.states.iter().zip(&before).zip(&key.costs).filter(|(_, cost)| **cost > 0);
+        let rules = needed.flat_map(|(((state, _), before), _)| {
             state.rules().iter().map(move |rule| rule.quota().span(*before))
         });
-        (before.iter().copied().max().unwrap_or_default(), rules.max().unwrap_or_default())
+        let wait = rules.max().unwrap_or_default();
+        Last { before: before.iter().copied().max().unwrap_or_default(), wait }
     }
 
     /// Returns what the first of some refused requests is advised.
@@ -185,6 +193,7 @@ pub(in crate::limiter::arithmetic) fn settle_new(
     let (mut refused, mut budget) = ([0; CLASSES_MAX], call.refusal_budget);
     let mut estimates =
         Estimates { terms, states, line, next, expected: &asked.expected, left: ESTIMATES_MAX };
+    let mut has_estimate = vec![false; keys.len()];
     for (want, (key, new)) in keys.iter().zip(new).enumerate() {
         let class = asked.wants[want].class;
         let all: u64 = new.iter().sum();
@@ -204,6 +213,7 @@ pub(in crate::limiter::arithmetic) fn settle_new(
                 estimates.line.remove_last(key, class, left);
                 continue;
             }
+            has_estimate[want] = true;
             let Waiting { newest, wait_max, .. } = asked.wants[want].waiting[group];
             let came = terms.now - newest;
             let (fits, too_far) = estimates.fitting(flow, key, (left, waits), (came, wait_max));
@@ -227,10 +237,15 @@ pub(in crate::limiter::arithmetic) fn settle_new(
             answer.not_taken.push(NotTaken { want, group, count, outcome });
         }
     }
-    let lasts = keys.iter().zip(&asked.wants).map(|(key, want)| {
+    let mut lasts_left = (LOOKS_MAX / estimates.line.flows.len().max(1)).max(LASTS_LEAST);
+    let lasts = keys.iter().zip(&asked.wants).zip(has_estimate).map(|((key, want), has_new)| {
+        if !has_new && lasts_left == 0 {
+            return None;
+        }
+        lasts_left -= usize::from(!has_new);
         let flow = estimates.line.place_with(key, want.class);
-        flow.map(|flow| estimates.last(flow, key)).unwrap_or_default()
+        Some(flow.map(|flow| estimates.last(flow, key)).unwrap_or_default())
     });
-    (answer.before, answer.waits) = lasts.unzip();
+    answer.lasts = lasts.collect();
     (answer, is_cut)
 }

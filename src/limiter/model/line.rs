@@ -104,6 +104,15 @@ pub struct NotTaken {
     pub outcome: Outcome,
 }
 
+/// What the last request of a want waits for, as things stand; zeros if none of it waits.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Last {
+    /// How many permits go until it has its own.
+    pub before: u64,
+    /// How long it waits at most.
+    pub wait: Micros,
+}
+
 /// The answer of a line.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct LineAnswer {
@@ -115,8 +124,6 @@ pub struct LineAnswer {
     pub dealt: Vec<Dealt>,
     /// The requests that may not wait.
     pub not_taken: Vec<NotTaken>,
-    /// For each want: how many permits go until its last request has its own, as things stand; zero if none of it waits.
-    pub before: Vec<u64>,
-    /// For each want: how long its last request waits at most, as things stand; zero if none of it waits.
-    pub waits: Vec<Micros>,
+    /// For each want what its last request waits for; `None` where the call has looked at enough flows, and what was told before holds.
+    pub lasts: Vec<Option<Last>>,
 }

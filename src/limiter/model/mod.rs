@@ -36,8 +36,8 @@ pub use limit::{
     Permits, RATE_MAX, Scope,
 };
 pub use line::{
-    CLASSES_MAX, Dealt, FLOW_MIN, FLOWS_MAX, LineAnswer, LineCall, NotTaken, Unused, WEIGHT_MAX, Waiting,
-    Want,
+    CLASSES_MAX, Dealt, FLOW_MIN, FLOWS_MAX, Last, LineAnswer, LineCall, NotTaken, Unused, WEIGHT_MAX,
+    Waiting, Want,
 };
 pub use outcome::{Outcome, RetryDelay, Violated};
 pub use partition::Partition;

@@ -97,8 +97,8 @@ impl World {
         let leaves = draws[4] % 100 < plan.leaving_percent || self.now < self.demand.leave_until;
         let patience = leaves.then_some(draws[4] / 100 % (2 * SECOND));
         let id = self.demand.next;
-        let caller = [&b"a"[..], b"b", b"c"][usize::try_from(id % 3).unwrap_or_default()];
-        let flow = if plan.has_own_costs { Flow::default() } else { Flow::of(&[Some(caller)]) };
+        let caller = caller_name(id % plan.callers);
+        let flow = if plan.has_own_costs { Flow::default() } else { Flow::of(&[Some(caller.as_bytes())]) };
         self.demand.next += 1;
         let request = Request {
             id,
@@ -185,4 +185,12 @@ impl World {
         }
         Some(windows)
     }
+}
+
+/// Returns the name of a caller: a, b, c and so on, then a1 and so on.
+fn caller_name(number: u64) -> String {
+    const LETTERS: u64 = 26;
+    let letter = char::from(b'a' + u8::try_from(number % LETTERS).unwrap_or_default());
+    let round = number / LETTERS;
+    if round == 0 { letter.to_string() } else { format!("{letter}{round}") }
 }

@@ -1,7 +1,7 @@
 //! Takes in an answer of the store, or of this replica's own memory.
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Answer, Costs, Dealt, Flow, Generations, LineAnswer, Outcome};
+use crate::limiter::model::{Answer, Costs, Dealt, Flow, Generations, Last, LineAnswer, Outcome};
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
@@ -101,9 +101,11 @@ impl Worker {
             (0..dealt.count).for_each(|_| self.hold(dealt, slot, out));
         }
         self.refuse_not_taken(line, sent, out);
-        for ((want, before), wait) in sent.wants.iter().zip(&line.before).zip(&line.waits) {
+        for (want, last) in sent.wants.iter().zip(&line.lasts) {
             let Some(lane) = self.lanes.get_mut(&want.key) else { continue };
-            (lane.before, lane.wait) = (*before, *wait);
+            if let Some(Last { before, wait }) = *last {
+                (lane.before, lane.wait) = (before, wait);
+            }
             let last = want.groups.iter().copied().max().unwrap_or_default();
             lane.answered_until = lane.answered_until.max(last);
             lane.queue.end_those_again();

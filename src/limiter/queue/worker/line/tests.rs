@@ -8,7 +8,7 @@ use super::Worker;
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{
-    Answer, Call, Class, ClassMember, Dealt, Flow, LineAnswer, OnStoreFailure, Permits, QueueLimits,
+    Answer, Call, Class, ClassMember, Dealt, Flow, Last, LineAnswer, OnStoreFailure, Permits, QueueLimits,
     QuotaShare, Refusal, Want,
 };
 use crate::limiter::queue::pause::Paused;
@@ -111,8 +111,7 @@ fn answer(now: Moment, deal: u64, slots: &[(&str, Moment)], again: Option<Moment
         deal,
         again: again.map(shown).unwrap_or_default(),
         dealt: dealt.collect(),
-        before: vec![0; 8],
-        waits: vec![Micros::ZERO; 8],
+        lasts: vec![Some(Last::default()); 8],
         ..LineAnswer::default()
     };
     Answer { now: shown(now), line: Some(Box::new(line)), ..Answer::default() }

@@ -1,0 +1,155 @@
+-- prospects.lua: how many permits go before a request of a line.
+--
+-- Twin of src/limiter/arithmetic/prospects.rs (`Estimates::before`). A call asks for many requests, so what it learns of the flows is kept until
+-- tickets are removed:
+--   sums    of a flow: how many permits of each limiter its requests are for, up to each of its runs
+--   totals  of a flow: the same of all its runs
+--   peers   of a class: each of its flows
+--   below   of a class: the totals of all classes before it
+
+local Prospects
+do
+  local concat = table.concat
+
+  local function new(line, books, is_alive)
+    return { line = line, books = books, is_alive = is_alive, sums = {}, totals = {}, peers = {}, below = {} }
+  end
+
+  local function sums_of(prospects, flow)
+    local found, books = prospects.sums[flow], prospects.books
+    if not found then
+      found = Line.sums_of(flow, books, prospects.is_alive)
+      prospects.sums[flow] = found
+    end
+    return found
+  end
+
+  local function total_of(prospects, flow)
+    local found, books = prospects.totals[flow], prospects.books
+    if not found then
+      found = Line.total_of(flow, books, prospects.is_alive)
+      prospects.totals[flow] = found
+    end
+    return found
+  end
+
+  -- Notes in the row of a flow how many permits of each limiter it is for.
+  local function fill(peer, permits, weight, books)
+    -- The permits that any flow gets however far another one is ahead.
+    local MOST_LEAST = Line.permits_of(math.huge, 1)
+    for book = 1, books do
+      local sum = permits[book]
+      if sum > MOST_LEAST then sum = min(sum, Line.permits_of(math.huge, weight)) end
+      peer[3 + book] = sum
+    end
+  end
+
+  -- Returns each flow of a class: how far it is ahead, the permits that it gets while another one gets its own by one unit, itself, and how
+  -- many permits of each limiter it is for. `same[book]` is the first limiter of which all are for as many as of this one, and `of[flow]` the
+  -- row of a flow.
+  local function peers_of(prospects, class)
+    local found, books = prospects.peers[class], prospects.books
+    if found then return found end
+    found = { same = {}, of = {} }
+    local columns, known = {}, {}
+    for book = 1, books do columns[book] = {} end
+    for _, flow in ipairs(prospects.line.flows) do
+      if flow[2] == class then
+        local peer, place = { flow[4], Line.share_of(flow[3]), flow }, #found + 1
+        fill(peer, total_of(prospects, flow), flow[3], books)
+        for book = 1, books do columns[book][place] = peer[3 + book] end
+        found[place], found.of[flow] = peer, peer
+      end
+    end
+    for book = 1, books do
+      local name = concat(columns[book], " ")
+      known[name] = known[name] or book
+      found.same[book] = known[name]
+    end
+    prospects.peers[class] = found
+    return found
+  end
+
+  local function below_of(prospects, class)
+    local found, books = prospects.below[class], prospects.books
+    if found then return found end
+    found = {}
+    for book = 1, books do found[book] = 0 end
+    for _, flow in ipairs(prospects.line.flows) do
+      if flow[2] < class then
+        local permits = total_of(prospects, flow)
+        for book = 1, books do found[book] = found[book] + permits[book] end
+      end
+    end
+    prospects.below[class] = found
+    return found
+  end
+
+  -- Returns how many permits of a limiter the others of a class get until one of its flows has got as far as `finish`.
+  local function until_finish(peers, flow, finish, book)
+    local permits, column, own = 0, 3 + book, peers.of[flow]
+    for index = 1, #peers do
+      local peer = peers[index]
+      local apart = finish - peer[1]
+      if apart > 0 then
+        local most, sum = apart * peer[2], peer[column]
+        if most >= sum then permits = permits + sum else permits = permits + most - most % 1 end
+      end
+    end
+    -- It is one of them.
+    local most = max(finish - own[1], 0) * own[2]
+    return permits - min(most - most % 1, own[column])
+  end
+
+  -- Returns how many permits of each limiter that a want needs go before its last requests but for `behind` of them, and including it. Of
+  -- others in its flow those go before that came by `came`.
+  local function before(prospects, flow, want, behind, came)
+    local costs, class, books = want[4], flow[2], prospects.books
+    local sums, size, peers, below =
+      sums_of(prospects, flow), Line.runs_by(flow, came), peers_of(prospects, class), below_of(prospects, class)
+    local later, own, ahead_of, of_others = Line.later_than(prospects.line, flow, came, want) - behind, 0, {}, {}
+    for book = 1, books do
+      ahead_of[book] = max(sums[book][size] + later * costs[book], 0)
+      own = max(own, ahead_of[book])
+    end
+    local finish = flow[4] + Line.virtual_of(own, flow[3])
+    for book = 1, books do
+      if costs[book] > 0 then
+        local same = peers.same[book]
+        of_others[same] = of_others[same] or until_finish(peers, flow, finish, same)
+        ahead_of[book] = ahead_of[book] + below[book] + of_others[same]
+      else
+        ahead_of[book] = 0
+      end
+    end
+    return ahead_of
+  end
+
+  -- Takes in that requests of a flow are gone.
+  local function refresh(prospects, flow)
+    local before, books = prospects.totals[flow], prospects.books
+    prospects.sums[flow], prospects.totals[flow] = nil, nil
+    if not before then return end
+    local after, peers = total_of(prospects, flow), prospects.peers[flow[2]]
+    if peers then
+      local peer, same = peers.of[flow], peers.same
+      fill(peer, after, flow[3], books)
+      for book = 1, books do
+        if peer[3 + book] ~= peer[3 + same[book]] then same[book] = book end
+      end
+    end
+    for class, below in pairs(prospects.below) do
+      if class > flow[2] then
+        for book = 1, books do below[book] = below[book] - before[book] + after[book] end
+      end
+    end
+  end
+
+  -- Removes the last tickets of a want.
+  local function remove_last(prospects, count, want)
+    Line.remove_last(prospects.line, count, want)
+    for _, flow in ipairs(Line.flows_of(prospects.line, want)) do refresh(prospects, flow) end
+  end
+
+  Prospects = { new = new, before = before, remove_last = remove_last }
+end
