@@ -1,4 +1,4 @@
--- prospects.lua: how many permits go before a request of a line.
+-- prospects.lua: how many permits go before a request of a line. Knows no instants: how long that takes is the search's part.
 --
 -- Twin of src/limiter/arithmetic/prospects.rs (`Estimates::before`). A call asks for many requests, so what it learns of the flows is kept until
 -- tickets are removed:
@@ -15,23 +15,19 @@ do
     return { line = line, books = books, is_alive = is_alive, sums = {}, totals = {}, peers = {}, below = {} }
   end
 
-  local function sums_of(prospects, flow)
-    local found, books = prospects.sums[flow], prospects.books
+  -- Returns what is known of a flow; `learn` of the line finds it out.
+  local function known_of(prospects, known, learn, flow)
+    local found = known[flow]
     if not found then
-      found = Line.sums_of(flow, books, prospects.is_alive)
-      prospects.sums[flow] = found
+      found = learn(flow, prospects.books, prospects.is_alive)
+      known[flow] = found
     end
     return found
   end
 
-  local function total_of(prospects, flow)
-    local found, books = prospects.totals[flow], prospects.books
-    if not found then
-      found = Line.total_of(flow, books, prospects.is_alive)
-      prospects.totals[flow] = found
-    end
-    return found
-  end
+  local function sums_of(prospects, flow) return known_of(prospects, prospects.sums, Line.sums_of, flow) end
+
+  local function total_of(prospects, flow) return known_of(prospects, prospects.totals, Line.total_of, flow) end
 
   -- Notes in the row of a flow how many permits of each limiter it is for.
   local function fill(peer, permits, weight, books)
@@ -125,6 +121,17 @@ do
     return ahead_of
   end
 
+  -- Returns how many permits of each limiter are looked for at once on behalf of who has so many ahead: no more than a limit ever has.
+  local function at_once(ahead_of, costs, states)
+    local permits = {}
+    for book = 1, #states do
+      local most = math.huge
+      for _, rule in ipairs(states[book].rules) do most = min(most, rule.capacity) end
+      permits[book] = costs[book] == 0 and 0 or max(min(ahead_of[book], most), costs[book])
+    end
+    return permits
+  end
+
   -- Takes in that requests of a flow are gone.
   local function refresh(prospects, flow)
     local before, books = prospects.totals[flow], prospects.books
@@ -151,5 +158,5 @@ do
     for _, flow in ipairs(Line.flows_of(prospects.line, want)) do refresh(prospects, flow) end
   end
 
-  Prospects = { new = new, before = before, remove_last = remove_last }
+  Prospects = { new = new, before = before, at_once = at_once, remove_last = remove_last }
 end

@@ -232,9 +232,11 @@ if not is_closed and not is_repeated and line.flows[1] then
     return false
   end
 
-  -- Puts a flow into the order of turns of its class: who has had least goes first. None that may go is behind the virtual time of its class,
+  -- Puts a flow that may go into the order of turns of its class: who has had least goes first. None that may go is behind the virtual time of its class,
   -- which is the start of a turn of the first of them.
   local function line_up(index)
+    heads[index] = head_of(flows[index])
+    if not heads[index] then return end
     local own, tag = turns[flows[index][2] + 1], flows[index][4]
     local low, high = 1, #own + 1
     while low < high do
@@ -249,10 +251,7 @@ if not is_closed and not is_repeated and line.flows[1] then
 
   local function line_up_all()
     turns = { {}, {}, {}, {} }
-    for index = 1, #flows do
-      heads[index] = head_of(flows[index])
-      if heads[index] then line_up(index) end
-    end
+    for index = 1, #flows do line_up(index) end
   end
 
   -- Returns the flow whose turn it is, which leaves the order, and how far the one is ahead whose turn comes next.
@@ -288,8 +287,7 @@ if not is_closed and not is_repeated and line.flows[1] then
     local index, second = turn()
     if not index then break end
     local flow, head = flows[index], heads[index]
-    local start = flow[4]
-    local row = flow[5][head]
+    local start, row = flow[4], flow[5][head]
     local to, costs, most = row[1], row[3], row[6]
     local from, price, class = reaches[to], Line.price(costs), flow[2]
     if stood > from then
@@ -335,8 +333,7 @@ if not is_closed and not is_repeated and line.flows[1] then
       is_full[ceiling] = true
       line_up_all()
     else
-      heads[index] = head_of(flow)
-      if heads[index] then line_up(index) end
+      line_up(index)
     end
   end
   Line.settle(line, virtuals)
@@ -365,13 +362,9 @@ if not is_repeated and #wants > 0 then
   -- Returns how long the request waits behind which so many of its want wait, and the limiter and rule that it waits for.
   local function estimate(flow, want, behind, came)
     estimates_left = max(estimates_left - 1, 0)
-    local ahead_of, at_once, costs = Prospects.before(prospects, flow, want, behind, came), {}, want[4]
-    for book = 1, books do
-      if expected[book] then ahead_of[book] = ceil(ahead_of[book] * expected[book] / 1000000) end
-      local most = math.huge
-      for _, rule in ipairs(states[book].rules) do most = min(most, rule.capacity) end
-      at_once[book] = costs[book] == 0 and 0 or max(min(ahead_of[book], most), costs[book])
-    end
+    local ahead_of, costs = Prospects.before(prospects, flow, want, behind, came), want[4]
+    for book = 1, min(#expected, books) do ahead_of[book] = ceil(ahead_of[book] * expected[book] / 1000000) end
+    local at_once = Prospects.at_once(ahead_of, costs, states)
     -- Behind many others all wait for as much as there is room for at once.
     local name = table.concat(at_once, " ")
     local found = found_at[name]

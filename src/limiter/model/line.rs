@@ -104,7 +104,7 @@ pub struct NotTaken {
     pub outcome: Outcome,
 }
 
-/// What the last request of a want waits for, as things stand; zeros if none of it waits.
+/// The wait of the last request of a want, as things stand; zeros if none of it waits.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Last {
     /// How many permits go until it has its own.

@@ -59,6 +59,24 @@ fn a_call_that_comes_twice_is_carried_out_once_however_large_its_answer_is() {
 }
 
 #[test]
+fn a_call_with_many_flows_tells_of_newcomers_and_of_eight_others() {
+    let (mut store, mut refs) = (TestStore::start(), refs());
+    refs[0].rules = rules(3);
+    let mut deal = |call: &Call, number| store.deal(&at(Micros(START)), &refs, call, number).unwrap();
+    let told = |answer: &Answer| -> Vec<bool> {
+        answer.line.as_ref().unwrap().lasts.iter().map(Option::is_some).collect()
+    };
+    let many = |count| call(0, (0..64).map(|flow| want(20 + flow, count)).collect(), Vec::new());
+    // The first call takes sixteen newcomers, and leaves the others to those that follow.
+    let first = told(&deal(&many(5), 1));
+    assert_eq!(first.iter().filter(|told| **told).count(), 16 + 8);
+    (2..=8).for_each(|number| drop(deal(&many(5), number)));
+    let later = told(&deal(&many(5), 9));
+    assert_eq!(later.iter().filter(|told| **told).count(), 8, "{later:?}");
+    assert!(later[..8].iter().all(|told| *told), "the first ones, which have waited longest to be told of");
+}
+
+#[test]
 fn a_call_that_a_later_one_has_overtaken_changes_nothing() {
     let (mut store, refs) = (TestStore::start(), refs());
     let mut deal = |call: &Call, number| store.deal(&at(Micros(START)), &refs, call, number);

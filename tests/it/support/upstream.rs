@@ -29,7 +29,7 @@ use super::{eventually, raise_open_files};
 
 /// The backlog of the listener: a thousand connections may be opened in the same millisecond.
 const BACKLOG: u32 = 4096;
-/// What the kernel keeps of an answer that nobody reads. By its own measure it keeps 4 MiB for each connection: a thousand that stall use up
+/// So much of an answer that nobody reads is kept by the kernel. By its own measure it keeps 4 MiB for each connection: a thousand that stall use up
 /// what it has for all sockets of the machine, and those of other tests stand still.
 const SEND_BUFFER_BYTES: u32 = 64 * 1024;
 /// The interval at which the recorder checks whether it is late.
