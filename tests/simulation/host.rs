@@ -109,6 +109,8 @@ impl Host {
         self.queue.clear();
         self.held.clear();
         (self.frozen_until, self.busy_until, self.writes_paused_until) = (0, 0, 0);
+        // What it would have carried out is gone with the queue: the next command is not to wait for that.
+        self.is_scheduled = false;
         self.server.mode = Mode::Normal;
     }
 
