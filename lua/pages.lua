@@ -7,6 +7,7 @@
 --   late, late_rest       the arrival time behind the page of a bucket that was full before
 --   idle, idle_rest       the earliest arrival time before the page with which none of its bookings finds the bucket full
 --   border, border_rest   the latest one with which each of its bookings has room
+-- and behind these whatever the rule has seen of the page.
 
 -- The two know each other.
 local Pages, Timeline
@@ -30,8 +31,9 @@ do
     local function touch(pages, from, till)
       local starts = pages[1]
       -- Most bookings are made at the end.
-      if from >= (starts[#starts] or 0) then return end
-      local first, final = max(find(starts, from), 1), find(starts, till)
+      if not starts[2] or from >= starts[#starts] then return end
+      local first = max(find(starts, from), 1)
+      local final = till < starts[first + 1] and first or find(starts, till)
       for place = 2, #pages do
         local rows = pages[place]
         for page = first, min(final, #rows) do rows[page] = 0 end
@@ -58,21 +60,33 @@ do
       end
       local starts = pages[1]
       for place = #pages + 1, #rules + 1 do pages[place] = {} end
-      local last = starts[1] and Timeline.first_from(timeline, starts[#starts]) or 1
-      if not starts[1] and size > 0 then starts[1] = entries[1] end
-      while size - last >= 2 * PAGE do
-        last = last + PAGE
-        if entries[last] > starts[#starts] then starts[#starts + 1] = entries[last] end
+      -- How long the last page is, is looked at when it may have grown by as much as a page.
+      if size > 0 and (not starts[1] or size >= (timeline.paged or 0) + PAGE) then
+        local last = starts[1] and Timeline.first_from(timeline, starts[#starts]) or 1
+        if not starts[1] then starts[1] = entries[1] end
+        while size - last >= 2 * PAGE do
+          last = last + PAGE
+          if entries[last] > starts[#starts] then starts[#starts + 1] = entries[last] end
+        end
+        timeline.paged = size
       end
       local rows = pages[rule.place + 1]
       for page = #rows + 1, #starts - 1 do rows[page] = 0 end
       return starts, rows
     end
 
+    -- The idle time of a row without sums: none is later.
+    local UNKNOWN = 4 * Rule.SPAN_MAX
+
+    -- Returns a row of which only what a rule puts behind the sums is known.
+    local function without_sums()
+      return { 0, 0, 0, 0, UNKNOWN, 0, 0, 0 }
+    end
+
     -- Returns the row of a page. `beyond_of` returns how far the arrival time may lie ahead of the cell of so many permits.
     local function sum(timeline, rules, rule, starts, rows, page, beyond_of)
       local row = rows[page]
-      if row ~= 0 then return row end
+      if row ~= 0 and row[5] ~= UNKNOWN then return row end
       local entries, permits, rate, cell = timeline.at, timeline.permits, rule.rate, rules.cell
       local span, rest, late, late_rest, idle, idle_rest = 0, 0, 0, 0, 0, 0
       local border, border_rest, final = math.huge, 0, starts[page + 1]
@@ -109,7 +123,7 @@ do
       return row
     end
 
-    return { find = find, touch = touch, cut = cut, of = of, sum = sum }
+    return { find = find, touch = touch, cut = cut, of = of, sum = sum, without_sums = without_sums }
   end
 
   Pages = setmetatable({ FAR = 2 * PAGE, rare = rare }, Lazy)

@@ -49,7 +49,7 @@ local Reschedule = setmetatable({ rare = function()
   -- How much a call does until it leaves the other bookings to those that follow.
   local MOVING_MAX = 22000
   -- Of so few permits in all states together it leaves none.
-  local AT_ONCE = 120
+  local AT_ONCE = 48
 
   -- Notes void permits and their new place.
   local function note(state, from, to, permits)
@@ -122,15 +122,15 @@ local Reschedule = setmetatable({ rare = function()
     return true
   end
 
-  -- Gives new places to the void bookings of a queue's limiters, the first ones first, until the call has done so much besides the ways to
-  -- the last places; at least to one. Those that were booked at one instant in several states belong to requests that need all of them, and
+  -- Gives new places to the void bookings of a queue's limiters, the first ones first, until the call has done so much, or half as much
+  -- besides the ways to the last places; at least to one. Those that were booked at one instant in several states belong to requests that need all of them, and
   -- get a place at which all have room.
   local function go_on(states, now, work_max)
     local ways = {}
     for _, state in ipairs(states) do
       if state.timeline.moving then ways[#ways + 1] = way_of(state) end
     end
-    work_max = are_few(ways) and math.huge or work_max + work.done
+    work_max = are_few(ways) and math.huge or max(work_max, work.done + work_max / 2)
     local together, searches, firsts = {}, {}, {}
     repeat
       local first

@@ -26,40 +26,60 @@ function Algorithm.W()
     return at, 0, stored, part
   end
 
+  -- Returns what a time of so many permits uses up of what is stored.
+  local function spent_by(rule, span, span_rest)
+    if span >= 2 * rule.warm_up then return math.huge, 0 end
+    local spent = span_rest * rule.parts
+    local spent_part = spent % rule.rate
+    return span * rule.parts + (spent - spent_part) / rule.rate, spent_part
+  end
+
   -- Returns the level after permits were taken at an instant.
   local function take(rule, free, rest, stored, part, at, permits)
     local rate, span, span_rest = rule.rate, span_exact(rule, permits)
     free, rest, stored, part = level_at(rule, free, rest, stored, part, at)
-    local before = stored
-    if span >= 2 * rule.warm_up then
-      stored, part = 0, 0
-    else
-      local spent = span_rest * rule.parts
-      local spent_part = spent % rate
-      stored, part = stored - span * rule.parts - (spent - spent_part) / rate, part - spent_part
-      if part < 0 then stored, part = stored - 1, part + rate end
-      if stored < 0 then stored, part = 0, 0 end
-    end
+    local before, used, used_part = stored, spent_by(rule, span, span_rest)
+    stored, part = stored - used, part - used_part
+    if part < 0 then stored, part = stored - 1, part + rate end
+    if stored < 0 then stored, part = 0, 0 end
     free, rest = free + span + surcharge(rule, before) - surcharge(rule, stored), rest + span_rest
     if rest >= rate then free, rest = free + 1, rest - rate end
     return free, rest, stored, part
   end
 
+  -- Returns the level after the bookings of some entries: `take` for each, without as many calls.
   local function take_each(rule, free, rest, stored, part, timeline, first, final)
     local entries, permits, rate, same, span, span_rest = timeline.at, timeline.permits, rule.rate, nil, nil, nil
+    local warm_up, inflow, stored_max, used, used_part = rule.warm_up, rule.inflow, rule.stored_max, nil, nil
+    local threshold, slope, below, toll = rule.threshold, rule.slope, rule.below, surcharge(rule, stored)
+    work.done = work.done + 45 * max(final - first + 1, 0)
     for index = first, final do
       local at, count = entries[index], permits[index]
-      if stored == 0 and part == 0 and free >= at then
-        -- A busy rule has nothing stored: `take` without as many calls.
-        if count ~= same then
-          span, span_rest = span_exact(rule, count)
-          same = count
-        end
-        free, rest = free + span, rest + span_rest
-        if rest >= rate then free, rest = free + 1, rest - rate end
-      else
-        free, rest, stored, part = take(rule, free, rest, stored, part, at, count)
+      if count ~= same then
+        span, span_rest = span_exact(rule, count)
+        used, used_part = spent_by(rule, span, span_rest)
+        same = count
       end
+      if free < at then
+        stored = stored + min(at - free, warm_up) * inflow
+        if stored >= stored_max then stored, part = stored_max, 0 end
+        free, rest, toll = at, 0, surcharge(rule, stored)
+      end
+      if stored > 0 or part > 0 then
+        stored, part = stored - used, part - used_part
+        if part < 0 then stored, part = stored - 1, part + rate end
+        if stored < 0 then stored, part = 0, 0 end
+        free = free + toll
+        if stored > threshold then
+          local above = stored - threshold
+          toll = floor(above / warm_up * above * slope / below)
+          free = free - toll
+        else
+          toll = 0
+        end
+      end
+      free, rest = free + span, rest + span_rest
+      if rest >= rate then free, rest = free + 1, rest - rate end
     end
     return free, rest, stored, part
   end
@@ -69,29 +89,49 @@ function Algorithm.W()
     return rule.cell, 0
   end
 
-  -- Takes the bookings of some entries, page by page where they are many and the rule is busy all the time. It is in force.
+  -- Returns the level after the bookings of a page. A rule that is busy with nothing stored passes them at once, by the sums of the page's
+  -- row; so does one that comes to them with the same level as the last one that passed them one by one, which stands behind the sums.
+  local function take_page(rule, free, rest, stored, part, timeline, rules, starts, rows, page)
+    local row = rows[page]
+    if stored == 0 and part == 0 then
+      row = Pages.sum(timeline, rules, rule, starts, rows, page, beyond)
+      if free > row[5] then
+        free, rest = free + row[1], rest + row[2]
+        if rest >= rule.rate then free, rest = free + 1, rest - rule.rate end
+        return free, rest, 0, 0
+      end
+    elseif row == 0 then
+      row = Pages.without_sums()
+      rows[page] = row
+    end
+    if row[9] == free and row[10] == rest and row[11] == stored and row[12] == part then return row[13], row[14], row[15], row[16] end
+    row[9], row[10], row[11], row[12] = free, rest, stored, part
+    local first, final = first_from(timeline, starts[page]), first_from(timeline, starts[page + 1]) - 1
+    free, rest, stored, part = take_each(rule, free, rest, stored, part, timeline, first, final)
+    row[13], row[14], row[15], row[16] = free, rest, stored, part
+    return free, rest, stored, part
+  end
+
+  -- Takes the bookings of some entries, page by page where they are many. The rule is in force.
   local function take_all(rule, free, rest, stored, part, timeline, rules, first, final)
-    local starts, rows, rate = nil, nil, rule.rate
-    while final - first >= Pages.FAR and timeline.size > Timeline.LONG do
-      if not starts then starts, rows = Pages.of(timeline, rules, rule) end
-      local page = max(Pages.find(starts, timeline.at[first]), 1)
+    if final - first < Pages.FAR or timeline.size <= Timeline.LONG then
+      return take_each(rule, free, rest, stored, part, timeline, first, final)
+    end
+    local last, starts, rows = timeline.at[final], Pages.of(timeline, rules, rule)
+    local page = max(Pages.find(starts, timeline.at[first]), 1)
+    if starts[page + 1] and starts[page + 1] <= last then
       -- The rest of this page one by one.
-      if not starts[page + 2] then break end
       local till = first_from(timeline, starts[page + 1]) - 1
-      work.done = work.done + 20 * (till - first + 1)
       free, rest, stored, part = take_each(rule, free, rest, stored, part, timeline, first, till)
       page = page + 1
-      while stored == 0 and part == 0 and starts[page + 1] and starts[page + 1] <= timeline.at[final] do
-        local row = rows[page]
-        if row == 0 then row = Pages.sum(timeline, rules, rule, starts, rows, page, beyond) end
-        if free <= row[5] then break end
-        free, rest = free + row[1], rest + row[2]
-        if rest >= rate then free, rest = free + 1, rest - rate end
+      local before = page
+      while starts[page + 1] and starts[page + 1] <= last do
+        free, rest, stored, part = take_page(rule, free, rest, stored, part, timeline, rules, starts, rows, page)
         page = page + 1
       end
+      work.done = work.done + 30 * (page - before)
       first = first_from(timeline, starts[page])
     end
-    work.done = work.done + 20 * max(final - first + 1, 0)
     return take_each(rule, free, rest, stored, part, timeline, first, final)
   end
 
@@ -108,7 +148,8 @@ function Algorithm.W()
       return next_free < border or (next_free == border and next_rest == 0)
     end
     local most, too_many = 0, permits_between(rule, free, rest, border, 0)
-    if fits(too_many) then return too_many end
+    -- That is so between most instants.
+    if too_many == 0 or fits(too_many) then return too_many end
     while too_many - most > 1 do
       local middle = floor((most + too_many) / 2)
       if fits(middle) then most = middle else too_many = middle end
@@ -172,8 +213,7 @@ function Algorithm.W()
         -- Pages whose bookings all have room behind each other are passed while the rule is busy.
         local before = page
         while starts[page + 1] and stored == 0 and part == 0 do
-          local row = rows[page]
-          if row == 0 then row = Pages.sum(timeline, rules, rule, starts, rows, page, beyond) end
+          local row = Pages.sum(timeline, rules, rule, starts, rows, page, beyond)
           local border, border_rest = row[7], row[8]
           if free <= row[5] or free > border or (free == border and rest > border_rest) then break end
           free, rest = free + row[1], rest + row[2]
@@ -190,7 +230,7 @@ function Algorithm.W()
       local start, border = at - at % cell, at - at % cell + wide
       if permits[entry] > 0 then
         if free < start or (free == start and rest == 0) then return cost end
-        work.done = work.done + 100
+        work.done = work.done + 60
         if free > border or (free == border and rest > 0) then return nil, start + 1 end
         free, rest, stored, part = take(rule, free, rest, stored, part, at, permits[entry])
       end
@@ -204,6 +244,7 @@ function Algorithm.W()
     local from = max(free - rule.cell, 0) + (rest > 0 and 1 or 0)
     if from > at then return nil, cell_from(from, rule.cell) end
     local stored, part
+    work.done = work.done + 60
     free, rest, stored, part = take(rule, free, rest, sight.stored, sight.part, at, cost)
     if search.entered < search.timeline.size then return room_among_later(rule, free, rest, stored, part, search, cost) end
     local border = at + rule.cell
@@ -262,6 +303,7 @@ function Algorithm.W()
     advance = advance,
     room = room,
     take = function(sight, search, permits)
+      work.done = work.done + 60
       sight.free, sight.rest, sight.stored, sight.part =
         take(sight.rule, sight.free, sight.rest, sight.stored, sight.part, search.at, permits)
     end,

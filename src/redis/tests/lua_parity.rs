@@ -120,7 +120,7 @@ pub(super) fn rules(index: usize) -> Arc<[Rule]> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let cost = prop_oneof![8 => 1..4_u64, 1 => 1..121_u64];
+    let cost = prop_oneof![8 => 1..4_u64, 1 => 1..49_u64];
     let run = (cost, prop_oneof![Just(0), 1..20_000_000_u64, Just(60_000_000)], 1..12_u64);
     prop_oneof![
         3 => prop_oneof![0..3_u64, 0..2_000_000_u64, Just(600_000), Just(10_000_000), Just(1_000_000_000)]
@@ -163,7 +163,7 @@ pub(super) fn pause_request() -> impl Strategy<Value = PauseRequest> {
 fn report_upstream() -> impl Strategy<Value = Step> {
     let pause = prop::option::of(pause_request());
     let refused = prop::collection::vec((slot_ago(), 1..20_u64), 0..3);
-    let cost = prop_oneof![3 => Just(0), 1 => 1..20_u64, 1 => 20..121_u64];
+    let cost = prop_oneof![3 => Just(0), 1 => 1..20_u64, 1 => 20..49_u64];
     let remaining = prop::option::of((0..30_u64, 1..20_000_000_u64, slot_ago(), 0..1_000_000_u64));
     (0..2_usize, pause, refused, cost, remaining).prop_map(
         |(limiter_ref, pause, refused, cost, remaining)| Step::Report {
@@ -390,7 +390,7 @@ fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
 
 /// The most permits in all states that changes move: so many one call of the script moves in any case. More are moved by several calls,
 /// while the model moves all.
-const AHEAD_MAX: u64 = 120;
+const AHEAD_MAX: u64 = 48;
 
 /// Returns the runs with as many permits as changes move at once.
 fn asked(model: &Model, runs: &[(u64, u64, u64)]) -> Vec<Run> {
