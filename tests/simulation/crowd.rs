@@ -48,13 +48,15 @@ const INSTRUCTIONS_MAX: u64 = 100_000;
 const INVERTED_MAX: f64 = 2.0;
 
 /// The crowds of the short form: at fewer replicas' requests than `scripts/simulate --move` has, but more than one call can pass.
-const SHORT: [(Change, usize, AlgorithmName, Option<u64>); 7] = [
+const SHORT: [(Change, usize, AlgorithmName, Option<u64>); 9] = [
     (Change::Refused, 2, AlgorithmName::Sliding, None),
     (Change::Pause, 1, AlgorithmName::Token, None),
     (Change::Reload, 1, AlgorithmName::Sliding, None),
     (Change::Reset, 1, AlgorithmName::Leaky, None),
     (Change::Refused, 8, AlgorithmName::Sliding, None),
     (Change::Refused, 2, AlgorithmName::Leaky, None),
+    (Change::Reload, 1, AlgorithmName::Token, None),
+    (Change::Reset, 1, AlgorithmName::WarmUp, None),
     (Change::None, 1, AlgorithmName::Sliding, Some(3)),
 ];
 const SHORT_WAITING: u64 = 500;
