@@ -7,7 +7,7 @@
 --   late, late_rest       the arrival time behind the page of a bucket that was full before
 --   idle, idle_rest       the earliest arrival time before the page with which none of its bookings finds the bucket full
 --   border, border_rest   the latest one with which each of its bookings has room
--- and behind these whatever the rule has seen of the page.
+-- and behind these what else a rule keeps of the page.
 
 -- The two know each other.
 local Pages, Timeline
@@ -78,7 +78,7 @@ do
     -- The idle time of a row without sums: none is later.
     local UNKNOWN = 4 * Rule.SPAN_MAX
 
-    -- Returns a row of which only what a rule puts behind the sums is known.
+    -- Returns a row for what a rule keeps behind the sums, which are made when they are asked for.
     local function without_sums()
       return { 0, 0, 0, 0, UNKNOWN, 0, 0, 0 }
     end

@@ -123,8 +123,8 @@ local Reschedule = setmetatable({ rare = function()
   end
 
   -- Gives new places to the void bookings of a queue's limiters, the first ones first, until the call has done so much, or half as much
-  -- besides the ways to the last places; at least to one. Those that were booked at one instant in several states belong to requests that need all of them, and
-  -- get a place at which all have room.
+  -- besides the ways to the last places; at least to one. Those that were booked at one instant in several states belong to requests that
+  -- need all of them, and get a place at which all have room.
   local function go_on(states, now, work_max)
     local ways = {}
     for _, state in ipairs(states) do

@@ -148,7 +148,7 @@ function Algorithm.W()
       return next_free < border or (next_free == border and next_rest == 0)
     end
     local most, too_many = 0, permits_between(rule, free, rest, border, 0)
-    -- That is so between most instants.
+    -- Mostly none does.
     if too_many == 0 or fits(too_many) then return too_many end
     while too_many - most > 1 do
       local middle = floor((most + too_many) / 2)

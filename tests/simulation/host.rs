@@ -109,7 +109,7 @@ impl Host {
         self.queue.clear();
         self.held.clear();
         (self.frozen_until, self.busy_until, self.writes_paused_until) = (0, 0, 0);
-        // What it would have carried out is gone with the queue: the next command is not to wait for that.
+        // The next command is not to wait until the end of what is gone with the queue.
         self.is_scheduled = false;
         self.server.mode = Mode::Normal;
     }
