@@ -46,8 +46,8 @@ local Reschedule = setmetatable({ rare = function()
 
   -- How far ahead bookings are moved: later ones would wait for longer than a request may.
   local SPAN = 25 * 3600 * 1000000
-  -- How much a call does until it leaves the other bookings to those that follow.
-  local MOVING_MAX = 22000
+  -- How much a call does until it leaves the other bookings to those that follow, and how much besides the ways to the last places at least.
+  local MOVING_MAX, MOVING_LEAST = 22000, 14000
   -- Of so few permits in all states together it leaves none.
   local AT_ONCE = 48
 
@@ -122,7 +122,7 @@ local Reschedule = setmetatable({ rare = function()
     return true
   end
 
-  -- Gives new places to the void bookings of a queue's limiters, the first ones first, until the call has done so much, or half as much
+  -- Gives new places to the void bookings of a queue's limiters, the first ones first, until the call has done so much, or MOVING_LEAST
   -- besides the ways to the last places; at least to one. Those that were booked at one instant in several states belong to requests that
   -- need all of them, and get a place at which all have room.
   local function go_on(states, now, work_max)
@@ -130,7 +130,7 @@ local Reschedule = setmetatable({ rare = function()
     for _, state in ipairs(states) do
       if state.timeline.moving then ways[#ways + 1] = way_of(state) end
     end
-    work_max = are_few(ways) and math.huge or max(work_max, work.done + work_max / 2)
+    work_max = are_few(ways) and math.huge or max(work_max, work.done + min(work_max, MOVING_LEAST))
     local together, searches, firsts = {}, {}, {}
     repeat
       local first

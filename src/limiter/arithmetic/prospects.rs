@@ -71,7 +71,7 @@ impl Estimates<'_, '_, '_> {
                 *before += first.min(sum);
             }
         }
-        // What others take of a limiter that the key does not need is not in its way.
+        // Permits that others take of a limiter that the key does not need are not in its way.
         before.iter_mut().zip(&key.costs).filter(|(_, cost)| **cost == 0).for_each(|(before, _)| *before = 0);
         before
     }
