@@ -17,8 +17,8 @@ use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::line::{Dealt, LineCall, Unused, Waiting, Want};
 use crate::limiter::model::pause::PauseRequest;
 use crate::limiter::model::upstream_report::UpstreamReport;
-use crate::redis::tests::lua_parity::{keep, pause_request, rules};
-use crate::redis::tests::{LEASE, START, TestStore, at};
+use crate::redis::tests::lua_parity::{pause_request, rules};
+use crate::redis::tests::{LEASE, START, TestStore, at, keep};
 
 /// So many permits are booked ahead or wait at most where nothing changes, and so many in all states where something does, so that a change
 /// moves all bookings at once.

@@ -25,7 +25,7 @@ use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::pause::PauseRequest;
 use crate::limiter::model::upstream_report::{Remaining, ReportResult, UpstreamReport};
 use crate::limiter::store::StateView;
-use crate::redis::tests::{LEASE, START, TestStore, at};
+use crate::redis::tests::{LEASE, START, TestStore, at, keep};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -260,17 +260,6 @@ impl Model {
         let (now, state, limiter_ref) = (self.now, &self.states[index], &self.limiter_refs[index]);
         let last = state.timeline().last().unwrap_or_default();
         StateView { now, last, pause: state.pause(now), available: state.available(now, &limiter_ref.rules) }
-    }
-}
-
-/// Drops a state that can no longer matter. Each longer life is noted with a margin, as the server does.
-pub(super) fn keep(now: Micros, state: &mut LimiterState, lives_until: &mut Micros) {
-    let expires = state.expires();
-    if expires > now.max(*lives_until) {
-        *lives_until = expires + Micros((expires - now).0 / 4);
-    }
-    if *lives_until <= now {
-        (*state, *lives_until) = (LimiterState::default(), Micros::ZERO);
     }
 }
 

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::call::{Answer, Call};
 use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer};
@@ -157,6 +158,17 @@ impl TestStore {
     fn reset(&mut self, context: &Context<'_>, limiter_ref: &LimiterRef) -> redis::RedisResult<Epoch> {
         let command = self.scripts.reset.command(&arguments::reset(context, limiter_ref));
         Ok(answers::epoch(&command.query(&mut self.connection)?).expect("a well-formed answer"))
+    }
+}
+
+/// Drops a state that can no longer matter. Each longer life is noted with a margin, as the server does.
+fn keep(now: Micros, state: &mut LimiterState, lives_until: &mut Micros) {
+    let expires = state.expires();
+    if expires > now.max(*lives_until) {
+        *lives_until = expires + Micros((expires - now).0 / 4);
+    }
+    if *lives_until <= now {
+        (*state, *lives_until) = (LimiterState::default(), Micros::ZERO);
     }
 }
 
