@@ -292,17 +292,19 @@ do
 
   -- Adds tickets that came between two instants. Those of a key that came shortly after others are of their run.
   local function add(line, flow, first, last, count, near, want)
-    -- The most runs of one replica, flow and cost: within a run requests count as if they had come evenly.
-    local RUNS_MAX = 8
+    -- The most runs of one replica, flow and cost: within a run requests count as if they had come evenly. Where there are many flows, all of
+    -- them have no more runs than so many flows with the most, so that a call has no more to look at.
+    local RUNS_MAX, RUNS_LEAST, FLOWS_WITH_MOST = 8, 2, 16
+    local runs_max = max(min(RUNS_MAX, floor(RUNS_MAX * FLOWS_WITH_MOST / #line.flows)), RUNS_LEAST)
     local runs, own = flow[5], runs_of(line, flow, want)
     local same = #own
     local latest = own[same]
     if latest then
-      if last >= latest[4] and (last - latest[4] <= near or same >= RUNS_MAX) then
+      if last >= latest[4] and (last - latest[4] <= near or same >= runs_max) then
         latest[5], latest[6] = max(latest[5], last), latest[6] + count
         return
       end
-      if same >= RUNS_MAX then
+      if same >= runs_max then
         for _, run in ipairs(own) do
           if run[5] >= last then
             run[6] = run[6] + count

@@ -186,8 +186,8 @@ end
 local next_at, next_violated
 
 if not is_closed and not is_repeated and line.flows[1] then
-  -- The most instants at which one call deals; one less for each four flows, which cost a call something, too. The rest comes with the next one.
-  local DEALS_MAX, DEALS_LEAST = 32, 16
+  -- The most instants at which one call deals; one less for each three flows, which cost a call something, too. The rest comes with the next one.
+  local DEALS_MAX, DEALS_LEAST = 32, 12
   -- How often one call looks for room from now on again, because another replica hears of its slots sooner.
   local SEARCHES_MAX = 12
   local till, lead, quantum = now + ahead, nil, nil
@@ -206,7 +206,7 @@ if not is_closed and not is_repeated and line.flows[1] then
     end
     quantum = max(floor(quantum / TURNS), 1)
   end
-  local flows, deals_left, searches_left = line.flows, max(DEALS_MAX - floor(#line.flows / 4), DEALS_LEAST), SEARCHES_MAX
+  local flows, deals_left, searches_left = line.flows, max(DEALS_MAX - floor(#line.flows / 3), DEALS_LEAST), SEARCHES_MAX
   local reaches, is_full, virtuals, heads, tags, turns = {}, {}, { 0, 0, 0, 0 }, {}, {}, nil
   local searches, stood = searches_from(now), now
 
@@ -345,9 +345,10 @@ local not_taken, last_ones, is_cut = {}, {}, false
 
 if not is_repeated and #wants > 0 then
   local TOO_FAR, QUEUE_FULL = 1, 2
-  -- For how many numbers of requests one call estimates how long they wait. The rest comes with the next one.
-  local ESTIMATES_MAX = 16
-  local estimates_left, refused, is_alive, available, searches, found_at = ESTIMATES_MAX, { 0, 0, 0, 0 }, {}, {}, nil, {}
+  -- One call estimates for so many numbers of requests how long they wait, for fewer among many flows. The rest comes with the next one.
+  local LOOKS_MAX, ESTIMATES_MAX, ESTIMATES_LEAST = 256, 16, 8
+  local estimates_left = max(min(ESTIMATES_MAX, floor(LOOKS_MAX / max(#line.flows, 1))), ESTIMATES_LEAST)
+  local refused, is_alive, available, searches, found_at = { 0, 0, 0, 0 }, {}, {}, nil, {}
   -- None of the requests that are left finds room before.
   local begin = max(now, next_at or now)
   for _, known in ipairs(line.callers) do
@@ -439,9 +440,8 @@ if not is_repeated and #wants > 0 then
       end
     end
   end
-  -- Only now, as the number of requests that wait behind others does not change any more. One call looks at so many flows for wants without
-  -- newcomers, and tells of so many of them at least.
-  local LOOKS_MAX, LASTS_LEAST = 512, 8
+  -- Only now, as the number of requests that wait does not change any more. One call tells of so many wants without newcomers at least.
+  local LASTS_LEAST = 4
   local lasts_left = max(floor(LOOKS_MAX / max(#line.flows, 1)), LASTS_LEAST)
   for index, want in ipairs(wants) do
     local has_new, flow, costs, most, longest = has_estimate[index], Line.flow_with(line, want), want[4], 0, 0

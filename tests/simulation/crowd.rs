@@ -161,7 +161,7 @@ impl Crowd {
             routes: vec![route],
             faults: kind.into_iter().map(|kind| Fault { at, kind }).collect(),
             demand: (begin, begin + COMES_IN),
-            end: begin + COMES_IN + 120 * SECOND,
+            end: begin + COMES_IN + 121 * SECOND,
         }
     }
 

@@ -16,9 +16,9 @@ use crate::limiter::model::{Answer, CLASSES_MAX, Call, Dealt, LineAnswer, LineCa
 /// tens of turns at any rate, and shares are off by no more than a turn.
 const TURNS: u64 = 32;
 
-/// The most instants at which one call deals; one less for each four flows, which cost a call something, too. The rest comes with the next one.
+/// The most instants at which one call deals; one less for each three flows, which cost a call something, too. The rest comes with the next one.
 const DEALS_MAX: usize = 32;
-const DEALS_LEAST: usize = 16;
+const DEALS_LEAST: usize = 12;
 
 /// How often one call looks for room from now on again, because another replica hears of its slots sooner.
 const SEARCHES_MAX: usize = 12;
@@ -190,7 +190,7 @@ impl<'a> Dealing<'a> {
         let rules = states[..terms.limiters].iter().flat_map(|(state, _)| state.rules());
         let granted = rules.map(|rule| rule.quota().permits_within(terms.ahead)).min().unwrap_or_default();
         let is_full = vec![false; states.len()];
-        let deals_left = DEALS_MAX.saturating_sub(line.flows.len() / 4).max(DEALS_LEAST);
+        let deals_left = DEALS_MAX.saturating_sub(line.flows.len() / 3).max(DEALS_LEAST);
         let mut dealing = Dealing {
             terms,
             stood: terms.now,

@@ -21,8 +21,11 @@ const APART_MAX: u64 = 1 << 42;
 /// So many permits of one flow are told from more, for the same reason.
 const PERMITS_MAX: u64 = 1 << 32;
 
-/// The most runs of one replica, flow and cost: within a run requests count as if they had come evenly.
+/// The most runs of one replica, flow and cost: within a run requests count as if they had come evenly. Where there are many flows, all of them
+/// have no more runs than so many flows with the most, so that a call has no more to look at.
 const RUNS_MAX: usize = 8;
+const RUNS_LEAST: usize = 2;
+const FLOWS_WITH_MOST: usize = 16;
 
 /// How long the tickets of a replica are kept that does not call when it has said that it would.
 const KEPT: Micros = Micros::from_millis(15_000);
@@ -142,16 +145,23 @@ impl Flow {
         self.runs.iter().filter(|run| run.key == *key).map(|run| run.count).sum()
     }
 
-    /// Adds tickets that came between two instants. Those of a key that came shortly after others are of their run.
-    fn add(&mut self, key: &Key, (first, last): (Micros, Micros), count: u64, near: Micros) {
+    /// Adds tickets that came between two instants. Those of a key that came shortly after others are of their run, and all further ones of the
+    /// last of so many runs.
+    fn add(
+        &mut self,
+        key: &Key,
+        (first, last): (Micros, Micros),
+        count: u64,
+        (near, runs_max): (Micros, usize),
+    ) {
         let same = self.runs.iter().filter(|run| run.key == *key).count();
         if let Some(latest) = self.runs.iter_mut().rfind(|run| run.key == *key) {
-            if last >= latest.first && (last - latest.first <= near || same >= RUNS_MAX) {
+            if last >= latest.first && (last - latest.first <= near || same >= runs_max) {
                 latest.last = latest.last.max(last);
                 latest.count += count;
                 return;
             }
-            if same >= RUNS_MAX
+            if same >= runs_max
                 && let Some(later) = self.runs.iter_mut().find(|run| run.key == *key && run.last >= last)
             {
                 later.count += count;
@@ -301,8 +311,9 @@ impl Line {
             *new = missing.min(group.count);
             missing -= *new;
         }
+        let runs_max = (RUNS_MAX * FLOWS_WITH_MOST / self.flows.len()).clamp(RUNS_LEAST, RUNS_MAX);
         for (new, group) in new.iter().zip(&want.waiting).filter(|(new, _)| **new > 0) {
-            self.flows[place].add(key, (now - group.oldest, now - group.newest), *new, ahead);
+            self.flows[place].add(key, (now - group.oldest, now - group.newest), *new, (ahead, runs_max));
         }
         new
     }

@@ -9,13 +9,14 @@ use crate::limiter::model::{
     CLASSES_MAX, Call, Last, LineAnswer, LineCall, NotTaken, Outcome, RetryDelay, Violated, Waiting,
 };
 
-/// For how many numbers of requests one call estimates how long they wait. The rest comes with the next one.
+/// For how many numbers of requests one call estimates how long they wait; for fewer among many flows. The rest comes with the next one.
 const ESTIMATES_MAX: usize = 16;
+const ESTIMATES_LEAST: usize = 8;
 
-/// How many flows one call looks at, to tell what the last requests of wants without taken newcomers wait for; it tells of so many wants at least. The
-/// caller goes on with what it was told of the others.
-const LOOKS_MAX: usize = 512;
-const LASTS_LEAST: usize = 8;
+/// How many flows one call looks at for these estimates, and again to tell what the last requests of wants without taken newcomers wait for; it
+/// tells of so many wants at least. The caller goes on with what it was told of the others.
+const LOOKS_MAX: usize = 256;
+const LASTS_LEAST: usize = 4;
 
 /// Estimates how long newcomers wait, and refuses those who would wait for too long.
 struct Estimates<'a, 'b, 'c> {
@@ -191,8 +192,9 @@ pub(in crate::limiter::arithmetic) fn settle_new(
     let (mut answer, mut is_cut) = (LineAnswer::default(), false);
     let mut places = asked.places;
     let (mut refused, mut budget) = ([0; CLASSES_MAX], call.refusal_budget);
-    let mut estimates =
-        Estimates { terms, states, line, next, expected: &asked.expected, left: ESTIMATES_MAX };
+    let looks = LOOKS_MAX / line.flows.len().max(1);
+    let left = looks.clamp(ESTIMATES_LEAST, ESTIMATES_MAX);
+    let mut estimates = Estimates { terms, states, line, next, expected: &asked.expected, left };
     let mut has_estimate = vec![false; keys.len()];
     for (want, (key, new)) in keys.iter().zip(new).enumerate() {
         let class = asked.wants[want].class;
