@@ -178,9 +178,9 @@ impl CostQueue {
         self.waiters.back().map(|waiter| waiter.holder.arrived)
     }
 
-    /// Returns how many requests wait for a slot that has not come.
-    pub(in crate::limiter) fn waiting_beyond(&self, now: Moment) -> usize {
-        self.waiters.len().saturating_sub(self.slots.iter().take_while(|slot| slot.due <= now).count())
+    /// Returns how many requests wait for a slot that may not be used yet, which `is_due` tells.
+    pub(in crate::limiter) fn waiting_beyond(&self, is_due: impl Fn(&Slot) -> bool) -> usize {
+        self.waiters.len().saturating_sub(self.slots.iter().take_while(|slot| is_due(slot)).count())
     }
 
     /// Returns how many requests do not know yet that they have to wait.

@@ -108,8 +108,9 @@ impl Worker {
         }
     }
 
-    /// Refuses the last requests that arrived, where others have come back with a slot that they could not use and more wait than may.
-    /// Those who came back, and who are about to be told that they wait, have one place too many at most each.
+    /// Refuses the last requests that arrived, where more wait than may, because others have come back with a slot that they could not use, or
+    /// a pause holds slots that were there at once. Those who came back, and who are about to be told that they wait, have one place too many
+    /// at most each.
     pub(super) fn refuse_displaced(&mut self, came_back: usize, now: Moment, out: &mut Vec<Action>) {
         let queues = self.cost_queues.values();
         let newcomers: usize = queues.clone().map(CostQueue::newcomers).sum();
@@ -118,12 +119,14 @@ impl Worker {
         if left == 0 || max == 0 {
             return;
         }
-        left = left.min(queues.map(|queue| queue.waiting_beyond(now)).sum::<usize>().saturating_sub(max));
+        let waiting = queues.map(|queue| queue.waiting_beyond(|slot| self.is_due(slot, now)));
+        left = left.min(waiting.sum::<usize>().saturating_sub(max));
         while left > 0
             && let Some((cost, queue)) =
                 self.cost_queues.iter_mut().max_by_key(|(_, queue)| queue.last_arrived())
             && let Some((waiter, due)) = queue.take_last_waiter()
         {
+            let due = due.map(|due| self.pause.opens(due));
             let refusal = self.limits.full(due.map_or(FULL_RETRY, |due| (due - now).max(Micros::ONE)));
             out.push(Action::Refuse(Asker::Request(waiter.request), (*cost).into(), refusal));
             left -= 1;

@@ -8,6 +8,7 @@ use super::{
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Call, Flow, Permits};
 use crate::limiter::queue::cost_queue::DEADLINE_SLACK;
+use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::{Asker, Holder};
 use crate::limiter::queue::slot::{Slot, Source};
 
@@ -213,4 +214,27 @@ fn no_slot_is_booked_where_the_request_of_a_late_one_would_be_refused_for_it() {
     let booked_at = shown(after(120) + *lead);
     let actions = on(after(125), vec![booked(after(120), &[booked_at])]);
     assert_eq!(refusal(&actions), None, "{actions:?}");
+}
+
+#[test]
+fn no_more_wait_for_the_end_of_a_pause_than_may_though_their_slots_were_there_at_once() {
+    let mut limits = limits(10, 5, OnStoreFailure::Reject);
+    limits.max_waiting = 2;
+    let pause = Paused { limiter: limits.refs[0].name.clone(), from: START, until: after(500) };
+    let mut core = Driven(Worker::new(limits, SECOND, START));
+    core.on(START, (0..5).map(|request| arrival(request, START, 5000)).collect());
+    let slots = [shown(after(1)); 5];
+    let actions = core.on(after(2), vec![Event::Paused(Some(pause)), booked(after(2), &slots)]);
+    let refused: Vec<_> = actions
+        .iter()
+        .filter_map(|action| match action {
+            Action::Refuse(Asker::Request(request), _, Refusal::QueueFull { retry_after, .. }) => {
+                Some((request.0, retry_after.0 / 1000))
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(refused, [(4, 498), (3, 498), (2, 498)], "{actions:?}");
+    let waiting = actions.iter().filter(|action| matches!(action, Action::Wait(..))).count();
+    assert_eq!(waiting, 2, "{actions:?}");
 }
