@@ -39,7 +39,7 @@ pub enum Command {
         /// The configuration
         #[command(flatten)]
         file: ConfigFile,
-        /// What is checked beside, and how it is printed
+        /// Further checks, and how the result is printed
         #[command(flatten)]
         options: check::Options,
     },

@@ -56,7 +56,7 @@ impl AccessRule {
 /// A finished request, as the access log names it.
 #[derive(Clone, Copy, Debug)]
 pub struct AccessLine<'a> {
-    /// What the request's trace says, too.
+    /// The part that the request's trace has, too.
     pub summary: Summary<'a>,
     /// The time from the request's head to the end of its response.
     pub duration: Duration,

@@ -20,7 +20,7 @@ pub enum Sharing {
 /// How much is read of a limiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Depth {
-    /// What is sampled every second.
+    /// The counts, which are sampled every second.
     Counts,
     /// Also the partitions that matter, which takes long and is told every few seconds.
     Partitions,

@@ -110,7 +110,7 @@ mod tests {
             assert!(number >= 2000 && number - over <= 2000, "{key}: {number}, {over}");
         }
         assert_eq!((sums.kept.len(), sums.places.len()), (KEPT_MAX, KEPT_MAX));
-        // What a key takes over from another is counted once.
+        // A number that a key takes over from another is counted once.
         assert_eq!(sums.iter().map(|kept| kept.number).sum::<u64>(), 100_000);
     }
 

@@ -32,7 +32,7 @@ pub struct PartitionReading {
     pub over: u64,
     /// The longest wait of its requests in microseconds, of those that wait now, too.
     pub longest_wait_us: u64,
-    /// What was left of its tightest limit when the store last told; `None` if it has not.
+    /// The rest of its tightest limit when the store last told; `None` if it has not.
     pub left: Option<PartitionLeft>,
 }
 
@@ -115,7 +115,7 @@ impl<K> Default for Span<K> {
     }
 }
 
-/// What is known of a partition: its value, if it may be shown, and the permits left, with the moment of that.
+/// A partition, as far as it is known: its value, if it may be shown, and the permits left, with the moment of that.
 #[derive(Clone, Default)]
 struct Note {
     value: Option<Arc<str>>,
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!((sum.used[0].over, sum.waited[0].longest_wait_us), (2, 8));
         assert_eq!(sum.used[0].left.as_ref().map(|left| left.available), Some(2));
         assert_eq!((sum.used.len(), sum.waited.len()), (2, 1));
-        // What was told longer ago is older.
+        // The one that was told longer ago is older.
         let told = [(Duration::ZERO, &one), (Duration::from_micros(20), &other)];
         let sum = TopPartitions::added_up(told.into_iter());
         assert_eq!(sum.used[0].left.as_ref().map(|left| (left.available, left.age_us)), Some((9, 9)));

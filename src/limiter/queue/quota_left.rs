@@ -10,7 +10,7 @@ use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::upstream_report::{Window, limit_of};
 use crate::usage::{Refill, UpstreamCount};
 
-/// What the store said is compared with the upstream's count for a tenth of the limit's window.
+/// For this part of a limit's window an answer of the store is compared with the upstream's count.
 const LATELY_PART: u64 = 10;
 
 /// The permits left of the tightest of the limits that a request has satisfied.

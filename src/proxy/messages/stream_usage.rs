@@ -248,7 +248,7 @@ mod tests {
             for size in 1..stream.len() {
                 assert_eq!(passed(stream.as_bytes().chunks(size)), expected, "{end:?}, {size} bytes each");
             }
-            // What has come whole goes on at once.
+            // An event that has come whole goes on at once.
             let mut begun = WithoutUsage::default();
             assert_eq!(begun.see(events(&[one]).as_bytes()), events(&[one]));
             // One that is not ended, as some servers leave the last one.
