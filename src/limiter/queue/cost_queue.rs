@@ -296,13 +296,18 @@ impl CostQueue {
         self.slots.split_off(self.slots.len() - later)
     }
 
-    /// Takes the requests whose slot lies beyond their deadline, each with the moment of that slot; later requests move up.
-    /// A request whose slot has come already stays, and gets it.
-    pub(in crate::limiter) fn take_overdue(&mut self, now: Moment) -> Vec<(Waiter, Moment)> {
+    /// Takes the requests whose slot lies beyond their deadline, or beyond the end of their patience with the store where they have it, each with
+    /// the moment of that slot; later requests move up. A request whose slot has come already stays, and gets it.
+    pub(in crate::limiter) fn take_overdue(
+        &mut self,
+        now: Moment,
+        is_patient: bool,
+    ) -> Vec<(Waiter, Moment)> {
         let slots = std::mem::take(&mut self.slots);
         let mut dues = Vec::new();
         let overdue = self.take_where(|place, waiter| {
-            let last = waiter.holder.deadline + DEADLINE_SLACK;
+            let deadline = waiter.holder.deadline + DEADLINE_SLACK;
+            let last = if is_patient { deadline.max(waiter.ends) } else { deadline };
             let beyond = slots.get(place).filter(|slot| slot.due > last.max(now));
             dues.extend(beyond.map(|slot| slot.due));
             beyond.is_some()

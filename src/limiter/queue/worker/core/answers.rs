@@ -57,7 +57,10 @@ impl Worker {
             self.trade.fruitless = answer.freed;
         }
         if has_void || is_replaced {
-            self.refuse_overdue(around.now, out);
+            // A request whose slot came too late takes the next one, also that of a later request. This one may have the slot that was booked in
+            // its place, if that comes as soon as any answer of the store may.
+            let is_patient = !has_void;
+            self.refuse_overdue(around.now, is_patient, out);
         }
         self.observe_available(answer);
     }
@@ -113,7 +116,7 @@ impl Worker {
         self.settle_outcomes(replace, arrivals, &mut outcomes, around, out);
         // Where the share has no room for a late slot's request now, others have moved back.
         if is_replaced {
-            self.refuse_overdue(around.now, out);
+            self.refuse_overdue(around.now, false, out);
         }
     }
 

@@ -44,12 +44,12 @@ impl Worker {
         }
     }
 
-    /// Refuses the requests whose slot has moved beyond their deadline.
-    pub(super) fn refuse_overdue(&mut self, now: Moment, out: &mut Vec<Action>) {
+    /// Refuses the requests whose slot has moved beyond their deadline, or beyond the end of their patience with the store.
+    pub(super) fn refuse_overdue(&mut self, now: Moment, is_patient: bool, out: &mut Vec<Action>) {
         let mut overdue = Vec::new();
         for (cost, cost_queue) in &mut self.cost_queues {
-            overdue
-                .extend(cost_queue.take_overdue(now).into_iter().map(|(waiter, due)| (*cost, waiter, due)));
+            let gone = cost_queue.take_overdue(now, is_patient);
+            overdue.extend(gone.into_iter().map(|(waiter, due)| (*cost, waiter, due)));
         }
         for (cost, waiter, due) in overdue {
             let refusal = self.limits.too_far(Some((due - now).max(Micros::ONE)));

@@ -238,3 +238,21 @@ fn no_more_wait_for_the_end_of_a_pause_than_may_though_their_slots_were_there_at
     let waiting = actions.iter().filter(|action| matches!(action, Action::Wait(..))).count();
     assert_eq!(waiting, 2, "{actions:?}");
 }
+
+#[test]
+fn a_request_whose_slot_goes_to_the_request_of_a_late_one_is_not_refused_for_that() {
+    let mut on = without_a_queue(Micros::from_millis(150));
+    on(START, vec![arrival(0, START, 0)]);
+    // The store stood still: the slot has passed, and another request has come.
+    let events = vec![booked(START, &[shown(START)]), arrival(1, after(150), 0)];
+    let actions = on(after(150), events);
+    let Some(Call { lead, runs, .. }) = call_of(&actions) else { panic!("{actions:?}") };
+    assert_eq!((lead.0 / 1000, runs.len()), (150, 2), "{actions:?}");
+    let actions = on(after(155), vec![booked(after(152), &[shown(after(302)), shown(after(152))])]);
+    assert_eq!(refusal(&actions), None, "{actions:?}");
+    let granted = |actions: &[Action], of: u32| {
+        actions.iter().any(|action| matches!(action, Action::Grant(RequestId(request), ..) if *request == of))
+    };
+    assert!(granted(&actions, 0), "{actions:?}");
+    assert!(granted(&on(after(303), Vec::new()), 1));
+}
