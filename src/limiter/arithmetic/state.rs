@@ -190,12 +190,26 @@ impl LimiterState {
     /// Follows a pause by hand that was set at `at` through a replica, and lasts until `until`. A pause that was lifted
     /// moves bookings up.
     pub fn pause_by_hand(&mut self, now: Micros, lease: Micros, at: Micros, until: Micros, replica: u64) {
-        let is_followed = self.pause.follow(now, at, until, replica, &self.rules);
-        self.follow_pause(now, lease);
+        let is_followed = self.pause_by_hand_in_place(now, lease, at, until, replica);
         let is_ahead = self.timeline.last().is_some_and(|last| last > now + lease);
         if is_followed && until <= now && is_ahead && !self.reschedule.is_pending() {
             self.move_up(now, lease);
         }
+    }
+
+    /// Follows a pause by hand as [`Self::pause_by_hand`] does, but for holders who do not hear where their bookings have moved: one that was
+    /// lifted leaves them where they are. Returns whether it had not been followed yet.
+    pub fn pause_by_hand_in_place(
+        &mut self,
+        now: Micros,
+        lease: Micros,
+        at: Micros,
+        until: Micros,
+        replica: u64,
+    ) -> bool {
+        let is_followed = self.pause.follow(now, at, until, replica, &self.rules);
+        self.follow_pause(now, lease);
+        is_followed
     }
 
     /// Returns the end of the pause; zero if the limiter is not paused.

@@ -89,7 +89,7 @@ impl Limiters {
     ) -> Limiters {
         let replica = draw_replica(&entropy);
         let fleet = Fleet::new(replica, u64::from(fleet_size));
-        let fallback = Fallback { replica, store: MemoryStore::new(clock), clock, entropy, fleet };
+        let fallback = Fallback { replica, store: MemoryStore::for_outages(clock), clock, entropy, fleet };
         let queues = Arc::new(Queues::new(Arc::new(fallback), linger));
         Limiters { in_force: Arc::new(InForce::new(StoreSessions::new(store, clock), queues, metrics)) }
     }

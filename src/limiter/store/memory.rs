@@ -44,6 +44,8 @@ struct Contents {
     lines: Expiring<Vec<StateKey>, Line>,
     /// The pauses by hand, set or lifted, ascending. A state follows them when it is used next.
     by_hand: Vec<ByHand>,
+    /// Whether a pause that is lifted leaves bookings where they are.
+    keeps_places: bool,
 }
 
 /// A pause by hand of a limiter, or of one of its partitions.
@@ -70,6 +72,13 @@ impl MemoryStore {
     /// Returns an empty store on this clock.
     pub fn new(clock: Clock) -> MemoryStore {
         MemoryStore { clock, contents: Mutex::default() }
+    }
+
+    /// Returns an empty store for what a replica grants by itself in an outage. Those who hold slots of it do not hear that they have moved, so
+    /// that a pause which is lifted must leave them where they are: permits would be granted in their places once more.
+    pub(in crate::limiter) fn for_outages(clock: Clock) -> MemoryStore {
+        let contents = Contents { keeps_places: true, ..Contents::default() };
+        MemoryStore { clock, contents: Mutex::new(contents) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Contents> {
@@ -248,8 +257,12 @@ impl Contents {
     }
 
     fn follow_by_hand(&self, now: Micros, key: &StateKey, state: &mut LimiterState) {
-        if let Some(last) = self.by_hand_of(key) {
-            state.pause_by_hand(now, LEASE, last.at, last.until, last.replica);
+        match self.by_hand_of(key) {
+            Some(last) if self.keeps_places => {
+                state.pause_by_hand_in_place(now, LEASE, last.at, last.until, last.replica);
+            }
+            Some(last) => state.pause_by_hand(now, LEASE, last.at, last.until, last.replica),
+            None => {}
         }
     }
 

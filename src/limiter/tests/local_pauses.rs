@@ -7,7 +7,9 @@ use tokio::time::{Instant, sleep};
 use crate::limiter::model::{Limiter, LimiterName, OnStoreFailure, PausePolicy, Reason};
 use crate::limiter::tests::limiter_set;
 use crate::limiter::tests::limiter_set::{Fleet, enter, fleet, granted, limiter, pass};
-use crate::limiter::{Applied, AskedPause, Entered, Inspection, PauseState, Refusal, UpstreamSignal};
+use crate::limiter::{
+    Applied, AskedPause, Entered, Inspection, LimiterSet, PauseState, Refusal, UpstreamSignal,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Longer than a store may be silent before it counts as away, and than a replica takes to tell it of a pause.
@@ -149,4 +151,28 @@ async fn a_queue_that_is_made_during_a_pause_keeps_to_it() {
     permit.confirm().await.unwrap();
     permit.commit();
     assert!(start.elapsed() > SECOND, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resume_without_a_store_grants_nothing_twice() {
+    let fleet = without_store().await;
+    let set = limiter_set(&fleet.limiters, &["api"]);
+    let ask = |count: usize| -> Vec<_> {
+        let one = |set: LimiterSet| async move { pass(&set, &[]).await };
+        (0..count).map(|_| tokio::spawn(one(set.clone()))).collect()
+    };
+    let mut asked = ask(60);
+    sleep(SECOND / 4).await;
+    // The bookings of those who wait must stay where these know them to be.
+    assert!(act(&fleet, Duration::ZERO).await);
+    asked.extend(ask(30));
+    let mut passed = Vec::new();
+    for one in asked {
+        passed.extend(one.await.unwrap());
+    }
+    passed.sort();
+    assert!(passed.len() > 60, "{}", passed.len());
+    for (first, next) in passed.iter().zip(&passed[20..]) {
+        assert!(*next - *first >= SECOND - Duration::from_millis(1), "{:?}", *next - *first);
+    }
 }
