@@ -21,6 +21,9 @@ const APPROACHING_MAX: usize = 128;
 /// arrival, and a slot that came late is replaced by a later one.
 pub(in crate::limiter) const DEADLINE_SLACK: Micros = Micros::from_millis(75);
 
+/// How long after the last slot that it may get a request is refused.
+pub(in crate::limiter) const REFUSAL_MARGIN: Micros = Micros::from_millis(2);
+
 /// How far a waiting request has got.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::limiter) enum Stage {
@@ -307,7 +310,7 @@ impl CostQueue {
         let mut dues = Vec::new();
         let overdue = self.take_where(|place, waiter| {
             let deadline = waiter.holder.deadline + DEADLINE_SLACK;
-            let last = if is_patient { deadline.max(waiter.ends) } else { deadline };
+            let last = if is_patient { deadline.max(waiter.ends - REFUSAL_MARGIN) } else { deadline };
             let beyond = slots.get(place).filter(|slot| slot.due > last.max(now));
             dues.extend(beyond.map(|slot| slot.due));
             beyond.is_some()

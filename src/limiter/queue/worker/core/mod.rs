@@ -36,7 +36,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Costs, Flow, Freed, Generations, Holding, Permits};
-use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK};
+use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK, REFUSAL_MARGIN};
 use crate::limiter::queue::prefetch::Pace;
 use crate::limiter::queue::request::{Arrival, Unusable};
 use crate::limiter::queue::slot::{Slot, Source};
@@ -45,7 +45,7 @@ use bursts::Bursts;
 use events::{Action, Around, Back, Event, Limits};
 
 /// How long after its deadline a request without a slot is refused: behind the last slot that it may still get.
-const REFUSAL_SLACK: Micros = Micros(DEADLINE_SLACK.0 + 2000);
+const REFUSAL_SLACK: Micros = Micros(DEADLINE_SLACK.0 + REFUSAL_MARGIN.0);
 
 /// The core of the worker of a queue.
 #[derive(Clone, PartialEq, Eq, Debug)]
