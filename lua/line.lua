@@ -292,8 +292,8 @@ do
 
   -- Adds tickets that came between two instants. Those of a key that came shortly after others are of their run.
   local function add(line, flow, first, last, count, near, want)
-    -- The most runs of one replica, flow and cost: within a run requests count as if they had come evenly. Where there are many flows, all of
-    -- them have no more runs than so many flows with the most, so that a call has no more to look at.
+    -- The most runs of one replica, flow and cost: within a run requests count as if they had come evenly. Beyond so many flows each has fewer, so
+    -- that a call has no more of them to look at.
     local RUNS_MAX, RUNS_LEAST, FLOWS_WITH_MOST = 8, 2, 16
     local runs_max = max(min(RUNS_MAX, floor(RUNS_MAX * FLOWS_WITH_MOST / #line.flows)), RUNS_LEAST)
     local runs, own = flow[5], runs_of(line, flow, want)

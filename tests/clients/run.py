@@ -24,7 +24,7 @@ import stub
 ROOT = pathlib.Path(__file__).parents[2]
 HERE = pathlib.Path(__file__).parent
 NODE = ROOT / "target/clients/node"
-# What weir and the SDKs say beside.
+# The further output of weir and the SDKs.
 LOG = ROOT / "target/clients/log"
 LANGUAGES = {
     "Python": [sys.executable, str(HERE / "calls.py")],

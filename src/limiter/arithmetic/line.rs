@@ -21,8 +21,8 @@ const APART_MAX: u64 = 1 << 42;
 /// So many permits of one flow are told from more, for the same reason.
 const PERMITS_MAX: u64 = 1 << 32;
 
-/// The most runs of one replica, flow and cost: within a run requests count as if they had come evenly. Where there are many flows, all of them
-/// have no more runs than so many flows with the most, so that a call has no more to look at.
+/// The most runs of one replica, flow and cost: within a run requests count as if they had come evenly. Beyond so many flows each has fewer, so
+/// that a call has no more of them to look at.
 const RUNS_MAX: usize = 8;
 const RUNS_LEAST: usize = 2;
 const FLOWS_WITH_MOST: usize = 16;
@@ -145,8 +145,8 @@ impl Flow {
         self.runs.iter().filter(|run| run.key == *key).map(|run| run.count).sum()
     }
 
-    /// Adds tickets that came between two instants. Those of a key that came shortly after others are of their run, and all further ones of the
-    /// last of so many runs.
+    /// Adds tickets that came between two instants. Those of a key that came shortly after others are of their run; a key that has as many runs as
+    /// it may gets no further one.
     fn add(
         &mut self,
         key: &Key,

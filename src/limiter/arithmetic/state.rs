@@ -49,6 +49,8 @@ pub struct LimiterState {
     /// A reset that has still to be followed: bookings until then are forgotten.
     reset_at: Option<Micros>,
     pause: Pause,
+    /// True where nobody hears that bookings have moved: a pause leaves them where they are. No state in Redis is so.
+    is_unheard: bool,
 }
 
 impl LimiterState {
@@ -171,6 +173,9 @@ impl LimiterState {
     /// Moves the bookings that a pause covers to its end, and all later ones behind them, in order. Their slots cannot be
     /// used, so they are void at once: their holders learn of the pause with their next answer.
     fn follow_pause(&mut self, now: Micros, lease: Micros) {
+        if self.is_unheard {
+            return;
+        }
         let (from, until) = (now + Micros::ONE, self.pause.until());
         // Bookings in the cell of this moment stay there.
         let paused = cell_from(from, finest_cell(&self.rules))..until;
@@ -187,29 +192,20 @@ impl LimiterState {
         has_changed
     }
 
+    /// Lets bookings stay where they are in a pause, or not: those who hold them do not hear of it.
+    pub(in crate::limiter) fn set_unheard(&mut self, is_unheard: bool) {
+        self.is_unheard = is_unheard;
+    }
+
     /// Follows a pause by hand that was set at `at` through a replica, and lasts until `until`. A pause that was lifted
     /// moves bookings up.
     pub fn pause_by_hand(&mut self, now: Micros, lease: Micros, at: Micros, until: Micros, replica: u64) {
-        let is_followed = self.pause_by_hand_in_place(now, lease, at, until, replica);
-        let is_ahead = self.timeline.last().is_some_and(|last| last > now + lease);
-        if is_followed && until <= now && is_ahead && !self.reschedule.is_pending() {
-            self.move_up(now, lease);
-        }
-    }
-
-    /// Follows a pause by hand as [`Self::pause_by_hand`] does, but for holders who do not hear where their bookings have moved: one that was
-    /// lifted leaves them where they are. Returns whether it had not been followed yet.
-    pub fn pause_by_hand_in_place(
-        &mut self,
-        now: Micros,
-        lease: Micros,
-        at: Micros,
-        until: Micros,
-        replica: u64,
-    ) -> bool {
         let is_followed = self.pause.follow(now, at, until, replica, &self.rules);
         self.follow_pause(now, lease);
-        is_followed
+        let is_ahead = self.timeline.last().is_some_and(|last| last > now + lease);
+        if is_followed && until <= now && is_ahead && !self.is_unheard && !self.reschedule.is_pending() {
+            self.move_up(now, lease);
+        }
     }
 
     /// Returns the end of the pause; zero if the limiter is not paused.

@@ -21,7 +21,7 @@ const APPROACHING_MAX: usize = 128;
 /// arrival, and a slot that came late is replaced by a later one.
 pub(in crate::limiter) const DEADLINE_SLACK: Micros = Micros::from_millis(75);
 
-/// How long after the last slot that it may get a request is refused.
+/// How long after the last slot that it may get a request is refused: a slot of that instant is due a little later.
 pub(in crate::limiter) const REFUSAL_MARGIN: Micros = Micros::from_millis(2);
 
 /// How far a waiting request has got.

@@ -44,8 +44,8 @@ struct Contents {
     lines: Expiring<Vec<StateKey>, Line>,
     /// The pauses by hand, set or lifted, ascending. A state follows them when it is used next.
     by_hand: Vec<ByHand>,
-    /// Whether a pause that is lifted leaves bookings where they are.
-    keeps_places: bool,
+    /// True where those who hold bookings do not hear that these have moved.
+    is_unheard: bool,
 }
 
 /// A pause by hand of a limiter, or of one of its partitions.
@@ -74,10 +74,10 @@ impl MemoryStore {
         MemoryStore { clock, contents: Mutex::default() }
     }
 
-    /// Returns an empty store for what a replica grants by itself in an outage. Those who hold slots of it do not hear that they have moved, so
-    /// that a pause which is lifted must leave them where they are: permits would be granted in their places once more.
+    /// Returns an empty store for what a replica grants by itself in an outage. Those who hold slots of it do not hear that they have moved:
+    /// permits would be granted in their places once more. So a pause moves none, and its holders give them back to have others.
     pub(in crate::limiter) fn for_outages(clock: Clock) -> MemoryStore {
-        let contents = Contents { keeps_places: true, ..Contents::default() };
+        let contents = Contents { is_unheard: true, ..Contents::default() };
         MemoryStore { clock, contents: Mutex::new(contents) }
     }
 
@@ -102,6 +102,7 @@ impl MemoryStore {
     pub fn charge_at(&self, now: Micros, limiter_ref: &LimiterRef, used: (Micros, u64), replica: u64) {
         let mut contents = self.lock();
         let mut state = contents.states.take(&key(limiter_ref)).unwrap_or_default();
+        state.set_unheard(contents.is_unheard);
         // As of that instant: a later one would fold bookings up to then away, and the charge would not be seen. But what has changed since,
         // the limits or a pause, must not take bookings out whose slots have come: they may have been used.
         let passed = state.timeline().entries().iter().rev().map(|entry| entry.at).find(|at| *at <= now);
@@ -146,6 +147,9 @@ impl MemoryStore {
         let mut contents = self.lock();
         let mut state = contents.take(now, limiter_ref, report.replica);
         let result = report_upstream(&mut state, now, LEASE, limiter_ref, report);
+        if report.pause.is_some() {
+            contents.forget_order(|queued| *queued == key(limiter_ref));
+        }
         let expires = state.expires();
         contents.put(key(limiter_ref), state, expires);
         result
@@ -174,6 +178,7 @@ impl MemoryStore {
             if contents.by_hand.len() >= BY_HAND_MAX {
                 return None;
             }
+            contents.forget_order(|queued| whole.is_of(queued));
             let place = contents.by_hand.partition_point(|before| before.at <= at);
             contents.by_hand.insert(place, whole);
         }
@@ -242,10 +247,19 @@ impl Contents {
         answer
     }
 
+    /// Lets those who ask for other slots because of a pause have the first ones, where no generation tells the queue that they were moved.
+    fn forget_order(&mut self, is_paused: impl Fn(&StateKey) -> bool) {
+        if self.is_unheard {
+            let queues = self.queues.iter_mut().filter(|(queue, _)| queue.iter().any(&is_paused));
+            queues.for_each(|(_, order)| *order = QueueOrder::default());
+        }
+    }
+
     /// Takes a state out, opens it and lets it follow pauses by hand. It must be put back.
     fn take(&mut self, now: Micros, limiter_ref: &LimiterRef, replica: u64) -> LimiterState {
         let key = key(limiter_ref);
         let mut state = self.states.take(&key).unwrap_or_default();
+        state.set_unheard(self.is_unheard);
         state.open(now, &limiter_ref.rules, LEASE, replica);
         self.follow_by_hand(now, &key, &mut state);
         state
@@ -257,12 +271,8 @@ impl Contents {
     }
 
     fn follow_by_hand(&self, now: Micros, key: &StateKey, state: &mut LimiterState) {
-        match self.by_hand_of(key) {
-            Some(last) if self.keeps_places => {
-                state.pause_by_hand_in_place(now, LEASE, last.at, last.until, last.replica);
-            }
-            Some(last) => state.pause_by_hand(now, LEASE, last.at, last.until, last.replica),
-            None => {}
+        if let Some(last) = self.by_hand_of(key) {
+            state.pause_by_hand(now, LEASE, last.at, last.until, last.replica);
         }
     }
 

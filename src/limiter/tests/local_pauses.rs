@@ -154,25 +154,38 @@ async fn a_queue_that_is_made_during_a_pause_keeps_to_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_resume_without_a_store_grants_nothing_twice() {
-    let fleet = without_store().await;
-    let set = limiter_set(&fleet.limiters, &["api"]);
-    let ask = |count: usize| -> Vec<_> {
-        let one = |set: LimiterSet| async move { pass(&set, &[]).await };
-        (0..count).map(|_| tokio::spawn(one(set.clone()))).collect()
-    };
-    let mut asked = ask(60);
-    sleep(SECOND / 4).await;
-    // The bookings of those who wait must stay where these know them to be.
-    assert!(act(&fleet, Duration::ZERO).await);
-    asked.extend(ask(30));
-    let mut passed = Vec::new();
-    for one in asked {
-        passed.extend(one.await.unwrap());
-    }
-    passed.sort();
-    assert!(passed.len() > 60, "{}", passed.len());
-    for (first, next) in passed.iter().zip(&passed[20..]) {
-        assert!(*next - *first >= SECOND - Duration::from_millis(1), "{:?}", *next - *first);
+async fn those_who_wait_without_a_store_keep_to_a_pause_and_to_its_end() {
+    // The time before each action, and how long it pauses.
+    let actions: [&[(u64, u64)]; 6] = [
+        &[(250, 0)],
+        &[(250, 700)],
+        &[(250, 1500)],
+        &[(250, 600), (300, 900)],
+        &[(250, 1500), (500, 0)],
+        &[(250, 3000), (500, 0)],
+    ];
+    for actions in actions {
+        let fleet = without_store().await;
+        let set = limiter_set(&fleet.limiters, &["api"]);
+        let ask = |count: usize| -> Vec<_> {
+            let one = |set: LimiterSet| async move { pass(&set, &[]).await };
+            (0..count).map(|_| tokio::spawn(one(set.clone()))).collect()
+        };
+        let mut asked = ask(60);
+        for (before, lasting) in actions {
+            sleep(Duration::from_millis(*before)).await;
+            assert!(act(&fleet, Duration::from_millis(*lasting)).await);
+        }
+        asked.extend(ask(30));
+        let mut passed = Vec::new();
+        for one in asked {
+            passed.extend(one.await.unwrap());
+        }
+        passed.sort();
+        assert!(passed.len() >= 75, "{actions:?}: {}", passed.len());
+        for (first, next) in passed.iter().zip(&passed[20..]) {
+            let apart = *next - *first;
+            assert!(apart >= SECOND - Duration::from_millis(1), "{actions:?}: {apart:?}");
+        }
     }
 }

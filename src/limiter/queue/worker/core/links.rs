@@ -58,20 +58,12 @@ impl Worker {
         }
     }
 
-    /// Takes in a pause. Slots of the share that lie in one were moved behind it in this replica's memory. Where it ends early they are
-    /// void: nobody knows their places there, so they are not given back.
-    pub(super) fn follow_pause(&mut self, paused: Option<Paused>, now: Moment) {
+    /// Takes in a pause, or its end. This replica's own memory moves no bookings for it: their slots go back, to be booked anew.
+    pub(super) fn follow_pause(&mut self, paused: Option<Paused>, now: Moment, out: &mut Vec<Action>) {
         let before = std::mem::replace(&mut self.pause.now, paused);
-        let Some(before) = before.filter(|before| self.outage() != 0 && before.until > now) else { return };
-        let paused = self.pause.now.clone();
-        let is_free = |due| before.holds(due) && !paused.as_ref().is_some_and(|paused| paused.holds(due));
-        let mut lost: Vec<Permits> = Vec::new();
-        for (cost, cost_queue) in &mut self.cost_queues {
-            let void =
-                cost_queue.take_slots(|slot| matches!(slot.source, Source::Local(_)) && is_free(slot.due));
-            lost.extend(void.iter().map(|_| *cost));
+        if before != self.pause.now {
+            self.void_slots(|slot| matches!(slot.source, Source::Local(_)) && slot.due > now, out);
         }
-        lost.into_iter().for_each(|cost| self.want(cost));
     }
 
     /// Drops everything that was booked before an epoch, and asks for as many slots anew.

@@ -259,7 +259,7 @@ impl Worker {
             Event::Reconfigured(limits) => self.reconfigure(*limits, out),
             Event::Moved => self.calls.is_outdated = true,
             Event::Heard(heard) => self.calls.heard = heard,
-            Event::Paused(paused) => self.follow_pause(paused, around.now),
+            Event::Paused(paused) => self.follow_pause(paused, around.now, out),
             Event::Reporting(is_reported) => {
                 self.pause.is_reported = is_reported;
                 self.withdraw(is_reported, out);

@@ -55,12 +55,14 @@ impl Worker {
         self.tell_all(now);
     }
 
-    /// Takes in a pause. Slots of the share were moved in this replica's memory where one begins or ends, which does not tell where to: so
-    /// they are lost, and not given back.
-    pub(super) fn follow_pause(&mut self, paused: Option<Paused>, now: Moment) {
+    /// Takes in a pause, or its end. This replica's own memory moves no bookings for it: their slots go back.
+    pub(super) fn follow_pause(&mut self, paused: Option<Paused>, now: Moment, out: &mut Vec<Action>) {
         let before = std::mem::replace(&mut self.pause.now, paused);
-        if self.outage() != 0 && before != self.pause.now {
-            self.lose(|slot| matches!(slot.source, Source::Local(_)), now);
+        if before == self.pause.now {
+            return;
+        }
+        for (key, slot) in self.lose(|slot| matches!(slot.source, Source::Local(_)) && slot.due > now, now) {
+            self.give_back(slot, key, out);
         }
     }
 

@@ -32,14 +32,11 @@ use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
 use super::core::events::{Action, Around, Event, Limits, Remains};
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Costs, Flow, Generations, QuotaShare};
-use crate::limiter::queue::cost_queue::CostQueue;
+use crate::limiter::queue::cost_queue::{CostQueue, REFUSAL_MARGIN};
 use crate::limiter::queue::shared::Shared;
 use crate::limiter::queue::slot::Slot;
 use crate::limiter::queue::waiting::FlowWaiting;
 use crate::limiter::recovery::link::Link;
-
-/// How long after its deadline a request is refused whose slot has not come: a slot of that instant is due a little later.
-const REFUSAL_SLACK: Micros = Micros::from_millis(2);
 
 /// Requests that are alike: of one flow, and of the same costs.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -272,7 +269,7 @@ impl Worker {
             Event::Linked(link) => self.relink(link, now, out),
             Event::Reconfigured(limits) => self.reconfigure(*limits, now, out),
             Event::Moved => self.calls.is_outdated = true,
-            Event::Paused(paused) => self.follow_pause(paused, now),
+            Event::Paused(paused) => self.follow_pause(paused, now, out),
             Event::Reporting(is_reported) => self.pause.is_reported = is_reported,
             Event::Kept(is_kept) => self.stay.is_kept = is_kept,
             Event::Close => self.close(now, out),
@@ -366,7 +363,7 @@ impl Worker {
 
     /// Returns when a request is refused if it has no slot then: behind its deadline, or when the store has had its time to answer.
     fn ends(&self, asked: Moment, deadline: Moment) -> Moment {
-        (deadline + REFUSAL_SLACK).max(asked + self.limits.terms.patience)
+        (deadline + REFUSAL_MARGIN).max(asked + self.limits.terms.patience)
     }
 
     /// Returns whether a slot may be used as far as the link and the lease go.

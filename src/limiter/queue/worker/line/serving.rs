@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use crate::clock::Moment;
 use crate::limiter::model::Costs;
-use crate::limiter::queue::cost_queue::{CostQueue, Waiter};
+use crate::limiter::queue::cost_queue::{CostQueue, REFUSAL_MARGIN, Waiter};
 use crate::limiter::queue::request::{Asker, Holder, LATE_MAX, RequestId, Unusable};
 use crate::limiter::queue::slot::Slot;
 use crate::limiter::queue::worker::common::{is_current, waiter_again};
 use crate::limiter::queue::worker::core::events::{Action, Around, Back};
 
-use super::{Lane, LaneKey, REFUSAL_SLACK, Worker};
+use super::{Lane, LaneKey, Worker};
 
 impl Worker {
     /// Takes a permit back.
@@ -151,7 +151,7 @@ impl Worker {
         for (key, lane) in &mut self.lanes {
             // The line has told the place of the last one, which comes first; the others stand right before, or have their slots.
             let mut place = lane.before;
-            lane.queue.announce_until(lane.answered_until, REFUSAL_SLACK, |request| {
+            lane.queue.announce_until(lane.answered_until, REFUSAL_MARGIN, |request| {
                 let cost = key.costs.largest().get();
                 out.push(Action::Wait(request, Some(place.max(cost))));
                 place = place.saturating_sub(cost);

@@ -37,15 +37,20 @@ fn slots_of_the_share_are_void_where_the_limits_change() {
 }
 
 #[test]
-fn slots_of_the_share_are_void_where_the_pause_that_moved_them_ends_early() {
+fn slots_of_the_share_go_back_where_a_pause_begins_or_ends() {
     let mut core = Driven::new(OnStoreFailure::Local);
     let limiter = limits(10, 1, OnStoreFailure::Local).refs[0].name.clone();
     let until = |until| Event::Paused(Some(Paused { limiter: limiter.clone(), from: START, until }));
+    let is_booked_anew = |actions: &[Action], slot: Moment| {
+        let goes_back =
+            |action: &Action| matches!(action, Action::ReturnLocally(back) if back[0].0 == shown(slot));
+        actions.iter().any(goes_back) && locally_booked(actions) == Some(1)
+    };
     core.on(after(1), vec![Event::Linked(Link::Away { outage: 1 }), arrival(0, after(1), 2000)]);
-    core.on(after(2), vec![booked_locally(after(2), &[shown(after(500))]), until(after(1000))]);
-    let actions = core.on(after(200), vec![until(after(300))]);
-    let asks =
-        actions.iter().any(|action| matches!(action, Action::BookLocally(call) if call.give_back.is_empty()));
-    assert!(asks, "{actions:?}");
-    assert!(!is_granted(&core.on(after(501), Vec::new())));
+    core.on(after(2), vec![booked_locally(after(2), &[shown(after(500))])]);
+    assert!(is_booked_anew(&core.on(after(3), vec![until(after(1000))]), after(500)));
+    core.on(after(3), vec![booked_locally(after(3), &[shown(after(1000))])]);
+    assert!(is_booked_anew(&core.on(after(200), vec![until(after(300))]), after(1000)));
+    core.on(after(200), vec![booked_locally(after(200), &[shown(after(300))])]);
+    assert!(is_granted(&core.on(after(301), Vec::new())));
 }
