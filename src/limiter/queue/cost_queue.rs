@@ -299,18 +299,13 @@ impl CostQueue {
         self.slots.split_off(self.slots.len() - later)
     }
 
-    /// Takes the requests whose slot lies beyond their deadline, or beyond the end of their patience with the store where they have it, each with
-    /// the moment of that slot; later requests move up. A request whose slot has come already stays, and gets it.
-    pub(in crate::limiter) fn take_overdue(
-        &mut self,
-        now: Moment,
-        is_patient: bool,
-    ) -> Vec<(Waiter, Moment)> {
+    /// Takes the requests whose slot lies beyond their deadline, and beyond `spared` from their arrival, each with the moment of that slot; later
+    /// requests move up. A request whose slot has come already stays, and gets it.
+    pub(in crate::limiter) fn take_overdue(&mut self, now: Moment, spared: Micros) -> Vec<(Waiter, Moment)> {
         let slots = std::mem::take(&mut self.slots);
         let mut dues = Vec::new();
-        let overdue = self.take_where(|place, waiter| {
-            let deadline = waiter.holder.deadline + DEADLINE_SLACK;
-            let last = if is_patient { deadline.max(waiter.ends - REFUSAL_MARGIN) } else { deadline };
+        let overdue = self.take_where(|place, Waiter { holder, .. }| {
+            let last = (holder.deadline + DEADLINE_SLACK).max(holder.arrived + spared - REFUSAL_MARGIN);
             let beyond = slots.get(place).filter(|slot| slot.due > last.max(now));
             dues.extend(beyond.map(|slot| slot.due));
             beyond.is_some()

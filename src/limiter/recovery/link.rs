@@ -68,6 +68,8 @@ pub(in crate::limiter) struct Terms {
     pub(in crate::limiter) lease: Micros,
     /// How long a request waits for an answer at least: a call's deadline and a lease.
     pub(in crate::limiter) patience: Micros,
+    /// How long an answer may take, and its slots be good: a call's deadline and a lease, and nothing of a store that cannot fail.
+    pub(in crate::limiter) answer_max: Micros,
     /// The interval at which the store is asked while slots of it are held.
     pub(in crate::limiter) heartbeat: Micros,
 }
@@ -77,12 +79,13 @@ impl Terms {
     pub(in crate::limiter) fn new(lease: Micros, timeout: Micros) -> Terms {
         let used = lease - LEASE_MARGIN;
         // More than twice in each lease.
-        Terms { lease: used, patience: timeout + used, heartbeat: Micros(lease.0 * 2 / 5) }
+        let answer_max = timeout + used;
+        Terms { lease: used, patience: answer_max, answer_max, heartbeat: Micros(lease.0 * 2 / 5) }
     }
 
     /// Returns the same terms of a store that cannot fail: whoever waits for its answer waits for this replica alone.
     pub(in crate::limiter) fn without_failures(self) -> Terms {
-        Terms { patience: OWN_LATENESS_MAX, ..self }
+        Terms { patience: OWN_LATENESS_MAX, answer_max: Micros::ZERO, ..self }
     }
 }
 

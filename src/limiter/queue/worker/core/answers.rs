@@ -58,9 +58,9 @@ impl Worker {
         }
         if has_void || is_replaced {
             // A request whose slot came too late takes the next one, also that of a later request. This one may have the slot that was booked in
-            // its place, if that comes as soon as any answer of the store may.
-            let is_patient = !has_void;
-            self.refuse_overdue(around.now, is_patient, out);
+            // its place, if that comes as soon after its arrival as any answer of the store may.
+            let spared = if has_void { Micros::ZERO } else { self.limits.terms.answer_max };
+            self.refuse_overdue(around.now, spared, out);
         }
         self.observe_available(answer);
     }
@@ -116,7 +116,7 @@ impl Worker {
         self.settle_outcomes(replace, arrivals, &mut outcomes, around, out);
         // Where the share has no room for a late slot's request now, others have moved back.
         if is_replaced {
-            self.refuse_overdue(around.now, false, out);
+            self.refuse_overdue(around.now, Micros::ZERO, out);
         }
     }
 

@@ -44,11 +44,11 @@ impl Worker {
         }
     }
 
-    /// Refuses the requests whose slot has moved beyond their deadline, or beyond the end of their patience with the store.
-    pub(super) fn refuse_overdue(&mut self, now: Moment, is_patient: bool, out: &mut Vec<Action>) {
+    /// Refuses the requests whose slot has moved beyond their deadline, and beyond so long after their arrival.
+    pub(super) fn refuse_overdue(&mut self, now: Moment, spared: Micros, out: &mut Vec<Action>) {
         let mut overdue = Vec::new();
         for (cost, cost_queue) in &mut self.cost_queues {
-            let gone = cost_queue.take_overdue(now, is_patient);
+            let gone = cost_queue.take_overdue(now, spared);
             overdue.extend(gone.into_iter().map(|(waiter, due)| (*cost, waiter, due)));
         }
         for (cost, waiter, due) in overdue {

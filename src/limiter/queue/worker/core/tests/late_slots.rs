@@ -256,3 +256,16 @@ fn a_request_whose_slot_goes_to_the_request_of_a_late_one_is_not_refused_for_tha
     assert!(granted(&actions, 0), "{actions:?}");
     assert!(granted(&on(after(303), Vec::new()), 1));
 }
+
+#[test]
+fn nobody_waits_beyond_its_deadline_for_the_slot_of_a_late_one_of_a_store_that_answers_at_once() {
+    let limits = limits(10, 1, OnStoreFailure::Local);
+    let terms = limits.terms.without_failures();
+    let mut core = Driven(Worker::new(Limits { terms, ..limits }, SECOND, START));
+    core.on(START, vec![arrival(0, START, 5000), arrival(1, START, 1000)]);
+    core.on(after(1), vec![booked(after(1), &[shown(after(100)), shown(after(200))])]);
+    // The first slot is late, and the next ones that are free lie beyond the wait of the second request.
+    assert!(is_booking(&core.on(after(150), Vec::new())));
+    let actions = core.on(after(151), vec![booked(after(151), &[shown(after(2000)), shown(after(2100))])]);
+    assert!(matches!(refusal(&actions), Some(Refusal::RateLimited { .. })), "{actions:?}");
+}
