@@ -1,4 +1,4 @@
-//! The `weir` binary: arguments, a runtime, the command, an exit code.
+//! The `weir` binary: arguments, the command, an exit code.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -6,10 +6,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::Parser;
-use weir::cli::remote::{self, Which};
-use weir::cli::{self, Cli, Command};
+use weir::cli::{self, Cli};
 
 /// Returns memory to the system soon after a burst of queues or connections.
 #[global_allocator]
@@ -19,7 +17,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 const SAY_TIME_MAX: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    match cli::run(Cli::parse()).map_err(anyhow::Error::from_boxed) {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -41,50 +39,8 @@ fn say(text: String) {
     }
 }
 
-fn run(cli: Cli) -> anyhow::Result<ExitCode> {
-    match cli.command {
-        Command::Check { file, options } => {
-            Ok(runtime()?.block_on(cli::check::run(&file.into_path(), options))?)
-        }
-        Command::Explain(asked) => Ok(runtime()?.block_on(cli::explain::run(asked))?),
-        Command::Reload { remote } => Ok(runtime()?.block_on(remote::reload(remote))?),
-        Command::Completions { shell } => Ok(cli::completions::run(shell)?),
-        Command::Man { directory } => Ok(cli::man::run(directory.as_deref())?),
-        Command::Schema { markdown } => Ok(cli::schema::run(markdown)?),
-        Command::Serve(file) => {
-            runtime()?.block_on(weir::app::serve(&file.into_path()))?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Command::Limiters { name, partition, top, watch, remote } => {
-            let which = name.map(|name| Which { name, partition });
-            Ok(runtime()?.block_on(remote::limiters(remote, which, top, watch))?)
-        }
-        Command::Pause { which, lasting, remote } => {
-            Ok(runtime()?.block_on(remote::act(remote, which, "pause", Some(&lasting)))?)
-        }
-        Command::Resume { which, remote } => {
-            Ok(runtime()?.block_on(remote::act(remote, which, "resume", None))?)
-        }
-        Command::Reset { which, remote } => {
-            Ok(runtime()?.block_on(remote::act(remote, which, "reset", None))?)
-        }
-        Command::Replicas { remote } => Ok(runtime()?.block_on(remote::replicas(remote))?),
-        Command::Usage(asked) => Ok(runtime()?.block_on(cli::usage::run(asked))?),
-        Command::Health { remote } => Ok(runtime()?.block_on(remote::health(remote))?),
-        Command::Demo { seconds } => {
-            runtime()?.block_on(cli::demo::run(seconds))?;
-            Ok(ExitCode::SUCCESS)
-        }
-    }
-}
-
 /// Returns whether the reader of the output, such as `head`, has closed it. That is no failure.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
     kinds.any(|kind| kind == io::ErrorKind::BrokenPipe)
-}
-
-/// Starts one runtime over all cores. docs/runtime.md gives the reasons against one per core.
-fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")
 }

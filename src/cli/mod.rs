@@ -7,7 +7,7 @@
 //! - `explain`: what would become of a request, by a configuration or by a running weir.
 //! - `demo`: a provider, a weir and traffic in one process.
 //!
-//! `table` aligns what they print.
+//! `run` carries one out, and `table` aligns what they print.
 //!
 //! `weir serve` is [`crate::app::serve`]. Knows nothing of how limiters or stores work: it prints the answers of
 //! other rooms.
@@ -20,9 +20,11 @@ pub mod explain;
 pub mod man;
 mod partitions;
 pub mod remote;
+mod run;
 pub mod schema;
 mod shares;
 mod table;
 pub mod usage;
 
 pub use self::arguments::{Cli, Command};
+pub use self::run::run;
