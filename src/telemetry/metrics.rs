@@ -1,4 +1,4 @@
-//! Every metric of weir: its name, help, labels and buckets. No other file names a metric.
+//! Every metric of weir: its name, help, labels and buckets. No other file but `process` names a metric.
 //!
 //! Label values are names of the configuration, or constants, or status codes, so no request can add series without bound.
 //! Knows nothing of the code that counts: it uses `handles`.

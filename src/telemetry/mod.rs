@@ -3,6 +3,7 @@
 //! - `metrics`: every metric's name, help, labels and buckets.
 //! - `handles`: the series of a route, a client, a limiter and the store, resolved once per label set.
 //! - `registry`: all metrics of one weir; creates handles and renders `/metrics`.
+//! - `process`: what the system knows of this process.
 //! - `outcome`: how a request ended, in the words of metrics, logs and traces.
 //! - [`logging`]: log lines to standard error, in a form and from a level that a reload can change.
 //! - `log_buffer`: the bounded buffer in front of standard error, so that nothing waits for the log's reader.
@@ -18,6 +19,8 @@ pub mod logging;
 mod metrics;
 mod otlp;
 mod outcome;
+#[cfg(target_os = "linux")]
+mod process;
 mod registry;
 mod spans;
 

@@ -33,7 +33,7 @@ impl Metrics {
         let families = Families::register(&registry);
         families.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         #[cfg(target_os = "linux")]
-        super::metrics::register(&registry, prometheus::process_collector::ProcessCollector::for_self());
+        super::metrics::register(&registry, super::process::ProcessCollector::new());
         for result in ["ok", "error"] {
             families.config_reloads_total.with_label_values(&[result]);
         }
