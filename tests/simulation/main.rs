@@ -43,6 +43,7 @@ use crate::world::World;
 #[derive(Clone, Copy, ValueEnum)]
 enum MixName {
     Random,
+    Dense,
     Standard,
     Calm,
     Share,
@@ -53,6 +54,7 @@ impl From<MixName> for Mix {
     fn from(name: MixName) -> Mix {
         match name {
             MixName::Random => Mix::Random,
+            MixName::Dense => Mix::Dense,
             MixName::Standard => Mix::Standard,
             MixName::Calm => Mix::Calm,
             MixName::Share => Mix::Share,

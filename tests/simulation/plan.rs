@@ -21,6 +21,8 @@ pub const SCRIPT_TIME: Range<u64> = 40..160;
 pub enum Mix {
     /// Everything.
     Random,
+    /// Everything, with a fault every second or three, so that many meet.
+    Dense,
     /// Three replicas, one limiter, demand three times the limit, a fault every two seconds: for measuring speed.
     Standard,
     /// No faults: use, order and waits are judged most strictly.
@@ -33,7 +35,7 @@ pub enum Mix {
 
 impl Mix {
     fn is_random(self) -> bool {
-        matches!(self, Mix::Random | Mix::Share | Mix::Tokens)
+        matches!(self, Mix::Random | Mix::Dense | Mix::Share | Mix::Tokens)
     }
 }
 
@@ -144,7 +146,7 @@ impl Plan {
         let replicas = if mix == Mix::Standard { 3 } else { rng.usize(1..=5).min(rng.usize(1..=5) + 1) };
         let mut limiters: Vec<Limiter> = Vec::new();
         let count = match mix {
-            Mix::Random => [1, 1, 1, 2, 2, 3][rng.usize(..6)],
+            Mix::Random | Mix::Dense => [1, 1, 1, 2, 2, 3][rng.usize(..6)],
             Mix::Tokens => 2,
             _ => 1,
         };
@@ -155,7 +157,7 @@ impl Plan {
             let (first, second) = limiters.split_at_mut(1);
             second[0].serve_with(&mut first[0]);
         }
-        let is_quiet = mix.is_random() && rng.u8(..3) == 0;
+        let is_quiet = mix.is_random() && mix != Mix::Dense && rng.u8(..3) == 0;
         let routes = draw_routes(&limiters, mix, is_quiet, &mut rng);
         if mix == Mix::Share {
             let limiter = &mut limiters[0];
@@ -467,6 +469,7 @@ impl Pace {
         }
         let gap = match mix {
             Mix::Standard => 2 * SECOND,
+            Mix::Dense => [SECOND, 3 * SECOND][rng.usize(..2)],
             _ => [SECOND, 3 * SECOND, 8 * SECOND, 20 * SECOND][rng.usize(..4)],
         };
         Pace::Dense { gap }
