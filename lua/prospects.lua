@@ -158,5 +158,13 @@ do
     for _, flow in ipairs(Line.flows_of(prospects.line, want)) do refresh(prospects, flow) end
   end
 
-  Prospects = { new = new, before = before, at_once = at_once, remove_last = remove_last }
+  -- Returns for how many numbers of requests one call estimates how long they wait, and of how many wants without newcomers it tells: of fewer
+  -- among many flows, as it looks at all of them for each. The rest comes with the next call.
+  local function budgets(line)
+    local LOOKS_MAX, ESTIMATES_MAX, ESTIMATES_LEAST, LASTS_LEAST = 256, 16, 8, 4
+    local looked_at = floor(LOOKS_MAX / max(#line.flows, 1))
+    return max(min(ESTIMATES_MAX, looked_at), ESTIMATES_LEAST), max(looked_at, LASTS_LEAST)
+  end
+
+  Prospects = { budgets = budgets, new = new, before = before, at_once = at_once, remove_last = remove_last }
 end

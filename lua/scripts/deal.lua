@@ -345,10 +345,7 @@ local not_taken, last_ones, is_cut = {}, {}, false
 
 if not is_repeated and #wants > 0 then
   local TOO_FAR, QUEUE_FULL = 1, 2
-  -- One call estimates for so many numbers of requests how long they wait, for fewer among many flows. The rest comes with the next one.
-  local LOOKS_MAX, ESTIMATES_MAX, ESTIMATES_LEAST, LASTS_LEAST = 256, 16, 8, 4
-  local looked_at = floor(LOOKS_MAX / max(#line.flows, 1))
-  local estimates_left = max(min(ESTIMATES_MAX, looked_at), ESTIMATES_LEAST)
+  local estimates_left, lasts_left = Prospects.budgets(line)
   local refused, is_alive, available, searches, found_at = { 0, 0, 0, 0 }, {}, {}, nil, {}
   -- None of the requests that are left finds room before.
   local begin = max(now, next_at or now)
@@ -441,8 +438,7 @@ if not is_repeated and #wants > 0 then
       end
     end
   end
-  -- Only now, as the number of requests that wait does not change any more. One call tells of so many wants without newcomers at least.
-  local lasts_left = max(looked_at, LASTS_LEAST)
+  -- Only now, as the number of requests that wait does not change any more. One call tells of some wants without newcomers.
   for index, want in ipairs(wants) do
     local has_new, flow, costs, most, longest = has_estimate[index], Line.flow_with(line, want), want[4], 0, 0
     if not has_new and lasts_left == 0 then
