@@ -61,7 +61,6 @@ impl Worker {
 
     /// Returns whether the store must be heard at each heartbeat.
     fn needs_heartbeats(&self) -> bool {
-        // Slots that an unreachable store could not take back are offered again with each heartbeat, not at once.
         !self.owed.reschedule.is_empty()
             || !self.owed.give_back.is_empty()
             || self.cost_queues.values().any(CostQueue::holds_booked)
@@ -88,6 +87,7 @@ impl Worker {
         // An idle queue that nobody keeps waits for its next request: there may be very many such queues.
         (self.calls.is_outdated && (self.stay.is_kept || self.needs_heartbeats()))
             || !self.arrivals.list.is_empty()
+            // A store that is away is offered them with each heartbeat.
             || (!self.owed.give_back.is_empty() && !matches!(self.link, Link::Away { .. }))
             || self.may_reschedule(now)
             || !self.owed.replace.is_empty()
@@ -261,8 +261,8 @@ impl Worker {
     }
 
     /// Returns how far ahead the next call books. Where an answer takes longer than a slot stays good, slots that begin with the call
-    /// are late when the answer comes, and so are those of a burst when it is sent. A request whose wait ends before takes what comes, as
-    /// where nobody may wait; but one whose slot came too late waits for another in any case.
+    /// are late when the answer comes, and so are those of a burst when it is sent. Zero where one of the requests would not wait so
+    /// long, and where nobody may wait: they take what comes. One whose slot came too late waits for another in any case.
     fn lead(&self, around: &Around, replace: &[(Permits, usize)], arrivals: &[Arrival]) -> Micros {
         let Around { now, latency, .. } = *around;
         let wait_left = |(cost, _): &(Permits, usize)| self.cost_queues.get(cost)?.wait_left(now);
