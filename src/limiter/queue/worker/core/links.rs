@@ -18,7 +18,7 @@ impl Worker {
             return;
         }
         if matches!(before, Link::Away { .. }) || matches!(link, Link::Away { .. }) {
-            // All slots are void, and asked for anew below.
+            // No slot may be used now: those that are still booked are given back when the store is there, and all are asked for anew below.
             self.owed.rebook.clear();
         }
         match link {
