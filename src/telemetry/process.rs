@@ -1,7 +1,7 @@
 //! The `process_` metrics: what the system knows of this process, by the names that all of Prometheus's clients give it
 //! (<https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics>), and the number of its threads.
 //!
-//! They are read at each scrape. What cannot be read is left out.
+//! They are read at each scrape. A value that cannot be read is left out. Knows no other metric.
 
 use std::collections::HashMap;
 use std::fs;
@@ -59,7 +59,7 @@ impl Collector for ProcessCollector {
         let values = [
             (CPU_SECONDS, Some(seconds_of(ClockId::ProcessCPUTime).as_secs_f64())),
             (OPEN_FDS, fs::read_dir("/proc/self/fd").ok().map(|open| as_f64(open.count() as u64))),
-            (MAX_FDS, Resource::NOFILE.get_soft().ok().map(as_f64)),
+            (MAX_FDS, limit_of_files().map(as_f64)),
             (VIRTUAL_BYTES, stat.as_ref().map(|stat| as_f64(stat.virtual_bytes))),
             (RESIDENT_BYTES, stat.as_ref().map(|stat| as_f64(stat.resident_bytes))),
             (STARTED_AT, self.started_at),
@@ -69,7 +69,7 @@ impl Collector for ProcessCollector {
     }
 }
 
-/// What `/proc/self/stat` tells of this process, as proc(5) describes it.
+/// The fields of `/proc/self/stat` that are shown; proc(5) describes them.
 #[derive(Debug, PartialEq)]
 struct Stat {
     threads: u64,
@@ -98,7 +98,8 @@ impl Stat {
         let started_ticks = number(1)?;
         let virtual_bytes = number(0)?;
         let resident_pages = number(0)?;
-        let started_after = Duration::from_secs_f64(as_f64(started_ticks) / as_f64(ticks_per_second.max(1)));
+        let started_after =
+            Duration::try_from_secs_f64(as_f64(started_ticks) / as_f64(ticks_per_second.max(1))).ok()?;
         Some(Stat {
             threads,
             started_after,
@@ -106,6 +107,11 @@ impl Stat {
             resident_bytes: resident_pages.saturating_mul(page_bytes),
         })
     }
+}
+
+/// Returns the limit on open file descriptors, if there is one.
+fn limit_of_files() -> Option<u64> {
+    Resource::NOFILE.get_soft().ok().filter(|limit| *limit != rlimit::INFINITY)
 }
 
 /// Returns the Unix time of an instant that is so long after the start of the system, in seconds.
@@ -163,8 +169,9 @@ mod tests {
 
     #[test]
     fn a_broken_line_tells_nothing() {
-        for broken in ["", "71 (weir", "71 (weir) S 1 71", &LINE.replace("2048", "many")] {
-            assert_eq!(Stat::parse(broken, 100, 4096), None, "{broken:?}");
+        let after_all_time = LINE.replace("1234", &u64::MAX.to_string());
+        for broken in ["", "71 (weir", "71 (weir) S 1 71", &LINE.replace("2048", "many"), &after_all_time] {
+            assert_eq!(Stat::parse(broken, 1, 4096), None, "{broken:?}");
         }
     }
 

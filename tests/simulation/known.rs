@@ -27,8 +27,8 @@ const SEEDS: u64 = 100;
 const CLEAN: [(Mix, u64); 3] = [(Mix::Calm, 12), (Mix::Share, 12), (Mix::Tokens, 10)];
 
 /// Seeds that found something once, each for a cause that no small test shows whole: answers that are lost on one connection, a probe over a
-/// dead one, limits that change in an outage, slots that are lost behind a wait, a pause that meets a burst, a resume in an outage, and (of the simulation itself) a frozen server that was
-/// restarted and went on standing still.
+/// dead one, limits that change in an outage, slots that are lost behind a wait, a pause that meets a burst, a resume in an outage, and (of the
+/// simulation itself) a frozen server that was restarted and went on standing still.
 const MENDED: [(Mix, u64); 8] = [
     (Mix::Random, 800_012),
     (Mix::Random, 800_102),
