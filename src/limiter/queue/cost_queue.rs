@@ -127,9 +127,9 @@ impl CostQueue {
         self.slots.insert(place, slot);
     }
 
-    /// Returns the first request.
-    pub(in crate::limiter) fn first_mut(&mut self) -> Option<&mut Waiter> {
-        self.waiters.front_mut()
+    /// Takes the first slot out, and returns it with the first request, which stays.
+    pub(in crate::limiter) fn take_slot(&mut self) -> Option<(Slot, &mut Waiter)> {
+        Some((self.slots.pop_front()?, self.waiters.front_mut()?))
     }
 
     /// Returns when the first request arrived.
@@ -156,11 +156,6 @@ impl CostQueue {
     /// Returns the first slot, if a request waits for it.
     pub(in crate::limiter) fn next_slot(&self) -> Option<&Slot> {
         self.slots.front().filter(|_| !self.waiters.is_empty())
-    }
-
-    /// Takes the first slot out.
-    pub(in crate::limiter) fn take_slot(&mut self) -> Option<Slot> {
-        self.slots.pop_front()
     }
 
     /// Takes the first request out.
@@ -299,13 +294,18 @@ impl CostQueue {
         self.slots.split_off(self.slots.len() - later)
     }
 
-    /// Takes the requests whose slot lies beyond their deadline, and beyond `spared` from their arrival, each with the moment of that slot; later
-    /// requests move up. A request whose slot has come already stays, and gets it.
-    pub(in crate::limiter) fn take_overdue(&mut self, now: Moment, spared: Micros) -> Vec<(Waiter, Moment)> {
+    /// Takes the requests whose slot lies beyond their deadline, and beyond `arrival_grace` from their arrival, each with the moment of that
+    /// slot; later requests move up. A request whose slot has come already stays, and gets it.
+    pub(in crate::limiter) fn take_overdue(
+        &mut self,
+        now: Moment,
+        arrival_grace: Micros,
+    ) -> Vec<(Waiter, Moment)> {
         let slots = std::mem::take(&mut self.slots);
         let mut dues = Vec::new();
         let overdue = self.take_where(|place, Waiter { holder, .. }| {
-            let last = (holder.deadline + DEADLINE_SLACK).max(holder.arrived + spared - REFUSAL_MARGIN);
+            let last =
+                (holder.deadline + DEADLINE_SLACK).max(holder.arrived + arrival_grace - REFUSAL_MARGIN);
             let beyond = slots.get(place).filter(|slot| slot.due > last.max(now));
             dues.extend(beyond.map(|slot| slot.due));
             beyond.is_some()

@@ -145,9 +145,9 @@ pub(in crate::limiter) struct Pace {
     /// When the current step began.
     since: Moment,
     /// The requests of the current step.
-    count: u64,
+    this_step: u64,
     /// The requests of the step before.
-    before: u64,
+    last_step: u64,
     /// The instant until which nothing is prefetched.
     slow_until: Moment,
     /// The cost of the latest request.
@@ -156,7 +156,7 @@ pub(in crate::limiter) struct Pace {
 
 impl Pace {
     pub(in crate::limiter) fn new(now: Moment) -> Pace {
-        Pace { since: now, count: 0, before: 0, slow_until: now, cost: Permits::ONE }
+        Pace { since: now, this_step: 0, last_step: 0, slow_until: now, cost: Permits::ONE }
     }
 
     fn step(guard: Micros) -> Micros {
@@ -173,10 +173,10 @@ impl Pace {
     ) {
         let step = Pace::step(guard);
         if now >= self.since + step {
-            self.before = if now < self.since + step + step { self.count } else { 0 };
-            (self.since, self.count) = (now, 0);
+            self.last_step = if now < self.since + step + step { self.this_step } else { 0 };
+            (self.since, self.this_step) = (now, 0);
         }
-        self.count += count;
+        self.this_step += count;
         self.cost = cost.unwrap_or(self.cost);
     }
 
@@ -200,8 +200,13 @@ impl Pace {
         guard: Micros,
     ) -> Option<(Permits, u64)> {
         // Requests must come in two steps in a row: one burst is not a pace.
-        let pace = self.before;
-        if pace < PACE_MIN || self.count == 0 || guard < GUARD_MIN || now < self.slow_until || left >= pace {
+        let pace = self.last_step;
+        if pace < PACE_MIN
+            || self.this_step == 0
+            || guard < GUARD_MIN
+            || now < self.slow_until
+            || left >= pace
+        {
             return None;
         }
         if budget / self.cost.get() < pace * BUDGET_STEPS {
@@ -213,7 +218,7 @@ impl Pace {
 
     /// Returns the number of permits below which the worker is woken: those of one step.
     pub(in crate::limiter) fn low(&self) -> u64 {
-        self.before
+        self.last_step
     }
 }
 

@@ -57,10 +57,10 @@ impl Worker {
             self.trade.fruitless = answer.freed;
         }
         if has_void || is_replaced {
-            // A request whose slot came too late takes the next one, also that of a later request. This one may have the slot that was booked in
-            // its place, if that comes as soon after its arrival as any answer of the store may.
-            let spared = if has_void { Micros::ZERO } else { self.limits.terms.answer_max };
-            self.refuse_overdue(around.now, spared, out);
+            // A request whose slot came too late has taken the next one, perhaps that of a later request. So that one has the slot that was
+            // booked instead. It may keep that beyond its wait, if it comes as soon after its arrival as any answer of the store may.
+            let arrival_grace = if has_void { Micros::ZERO } else { self.limits.terms.answer_max };
+            self.refuse_overdue(around.now, arrival_grace, out);
         }
         self.observe_available(answer);
     }
@@ -147,7 +147,7 @@ impl Worker {
         if numbers == self.owed.generations {
             return false;
         }
-        self.withdraw(true, out);
+        self.withdraw(out);
         let void_from = void_from(&answer.generations, &self.owed.generations);
         let mut void: Vec<(Slot, Permits)> = Vec::new();
         for (cost, cost_queue) in &mut self.cost_queues {

@@ -68,18 +68,20 @@ impl Worker {
 
     /// Returns when a call is to be made if only the heartbeat asks for one.
     fn heartbeat_at(&self) -> Moment {
-        let Terms { heartbeat, lease, .. } = self.limits.terms;
+        let Terms { heartbeat, .. } = self.limits.terms;
         // A heartbeat that spares the call is followed by the next one within two intervals, or else by the call.
         let by_call = self.calls.contact.map(|contact| contact + heartbeat);
         let is_spared = self.calls.passed < PASSED_MAX;
         let by_heartbeat = self.calls.heard.filter(|_| is_spared).map(|heard| heard + heartbeat + heartbeat);
-        let next = by_call.max(by_heartbeat).unwrap_or(Moment(0));
-        let first = self.cost_queues.values().filter_map(CostQueue::next_slot).map(|slot| slot.due).min();
-        let (Some(due), Some(contact)) = (first, self.calls.contact) else { return next };
-        // No slot is used yet, so that the lease may end meanwhile. Two leases before the slot the usual calls begin: a move of the bookings
-        // is told by a heartbeat, or makes the slot void by then.
-        let near = Moment(due.0.saturating_sub(2 * lease.0));
-        next.max(near.min(contact + FAR_INTERVAL))
+        by_call.max(by_heartbeat).max(self.idle_until()).unwrap_or(Moment(0))
+    }
+
+    /// Returns until when no call is needed because no slot is near, so that the lease may end meanwhile: two leases before the first one.
+    /// By then a heartbeat tells of a move of the bookings, or the answer to a call does.
+    fn idle_until(&self) -> Option<Moment> {
+        let first = self.cost_queues.values().filter_map(CostQueue::next_slot).map(|slot| slot.due).min()?;
+        let near = Moment(first.0.saturating_sub(2 * self.limits.terms.lease.0));
+        Some(near.min(self.calls.contact? + FAR_INTERVAL))
     }
 
     /// Returns whether there is a reason for a call at once, and not only at the next heartbeat.
@@ -87,7 +89,7 @@ impl Worker {
         // An idle queue that nobody keeps waits for its next request: there may be very many such queues.
         (self.calls.is_outdated && (self.stay.is_kept || self.needs_heartbeats()))
             || !self.arrivals.list.is_empty()
-            // A store that is away is offered them with each heartbeat.
+            // To a store that is away they go with each heartbeat, which `needs_heartbeats` asks for.
             || (!self.owed.give_back.is_empty() && !matches!(self.link, Link::Away { .. }))
             || self.may_reschedule(now)
             || !self.owed.replace.is_empty()
@@ -126,7 +128,7 @@ impl Worker {
         !self.owed.reschedule.is_empty() && now >= self.owed.reschedule_from && has_released()
     }
 
-    /// Gives back the slots of the cost queues to be booked anew, and asks for as many.
+    /// Replaces the slots of the cost queues in which one came too late.
     ///
     /// No more than fits into this call, and the first ones: others would be booked behind slots that are given back later.
     fn rebook(&mut self, now: Moment, out: &mut Vec<Action>) {
@@ -151,23 +153,18 @@ impl Worker {
                 last = Some(slot.at);
                 true
             });
-            for slot in slots {
-                self.give_back(slot, cost, out);
-                self.want(cost);
-            }
+            slots.into_iter().for_each(|slot| self.replace_slot(slot, cost, out));
         }
     }
 
-    /// Gives back the slots of this replica's share that are to be booked anew, and asks for as many: no more than requests wait. The
+    /// Replaces the slots of this replica's share in the cost queues in which one came too late: no more than requests wait. The
     /// share answers at once, so that the request of a late slot gets one of the present, and the others keep theirs where they can.
     pub(super) fn rebook_share(&mut self, now: Moment, out: &mut Vec<Action>) {
         for cost in std::mem::take(&mut self.owed.rebook) {
             let Some(cost_queue) = self.cost_queues.get_mut(&cost) else { continue };
             let is_ahead = |slot: &Slot| matches!(slot.source, Source::Local(_)) && slot.due > now;
-            for slot in cost_queue.take_slots(is_ahead) {
-                self.give_back(slot, cost, out);
-                self.want(cost);
-            }
+            let slots = cost_queue.take_slots(is_ahead);
+            slots.into_iter().for_each(|slot| self.replace_slot(slot, cost, out));
         }
     }
 
@@ -186,8 +183,7 @@ impl Worker {
         })
     }
 
-    /// Trades the last slots of one cost queue for freed permits: gives them back and asks for as many, so that all requests
-    /// behind the freed permits move up. Returns the earliest slot given back.
+    /// Trades the last slots of one cost queue for freed permits: replaces them, so that all requests behind the freed permits move up. Returns the earliest slot given back.
     ///
     /// A few at a time, so that replicas share the freed permits. Only slots of one cost, and with nothing else to replace, so
     /// that no other request takes the slots given back. The store does both in one call, so a trade loses nothing.
@@ -206,10 +202,7 @@ impl Worker {
             (!slots.is_empty()).then_some((*cost, slots))
         })?;
         let first = slots.front().map(|slot| slot.at);
-        for slot in slots {
-            self.give_back(slot, cost, out);
-            self.want(cost);
-        }
+        slots.into_iter().for_each(|slot| self.replace_slot(slot, cost, out));
         first
     }
 
@@ -273,6 +266,7 @@ impl Worker {
             if all_may_wait { self.calls.bursts.lead(asked.min(self.at_once())) } else { Micros::ZERO };
         let slow = if latency > self.limits.guard { latency } else { Micros::ZERO };
         let lead = slow.max(burst);
+        // Where nobody may wait, the store refuses the wait of one that is booked ahead.
         let is_none_refused =
             self.limits.max_waiting > 0 || arrivals.iter().all(|arrival| arrival.deadline <= now);
         if lead <= least && is_none_refused { lead } else { Micros::ZERO }

@@ -62,7 +62,7 @@ impl Worker {
         self.stay.close();
         // No request comes any more. At the pace of before, each remaining call would prefetch permits, without end.
         self.prefetch.pace = Pace::new(Moment(0));
-        self.withdraw(true, out);
+        self.withdraw(out);
         let mut list = std::mem::take(&mut self.arrivals.list);
         let refusal = self.limits.closed();
         let of_call = self.calls.under_way.iter_mut().flat_map(|sent| &mut sent.arrivals);

@@ -64,6 +64,10 @@ pub(in crate::limiter) struct LocalAnswer {
 }
 
 /// An event of a worker.
+///
+/// A turn tells them in this order: of a call's result the link that it leads to, the pauses that it names, and the answer; changed limits;
+/// the link and the pause as they are now; moves, reports and freed permits; who has left; the prefetched permits; arrivals; permits that
+/// come back.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) enum Event {
     /// A request has come.

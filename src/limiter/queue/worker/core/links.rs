@@ -11,29 +11,29 @@ use super::Worker;
 use super::events::{Action, Around};
 
 impl Worker {
-    /// Takes in what the store is from now on. Slots that the new link voids are asked for anew, in order.
+    /// Takes in what the store is from now on. Slots that may not be used any more are replaced, or lost.
     pub(super) fn relink(&mut self, link: Link, now: Moment, out: &mut Vec<Action>) {
         let before = std::mem::replace(&mut self.link, link);
         if before == link {
             return;
         }
         if matches!(before, Link::Away { .. }) || matches!(link, Link::Away { .. }) {
-            // No slot may be used now: those that are still booked are given back when the store is there, and all are asked for anew below.
+            // All slots are replaced below. Those that are booked in the store go back to it when it is there again.
             self.owed.rebook.clear();
         }
         match link {
             Link::Up { epoch } | Link::Held { epoch, .. } | Link::Settling { epoch, .. } => {
-                self.void_slots(|slot| !matches!(slot.source, Source::Store(_)), out);
+                self.replace_slots(|slot| !matches!(slot.source, Source::Store(_)), out);
                 if epoch != self.owed.epoch {
                     self.lose_slots(epoch, out);
                 }
             }
             Link::Away { outage } => {
-                self.void_slots(
+                self.replace_slots(
                     |slot| ![Source::Local(outage), Source::Unlimited].contains(&slot.source),
                     out,
                 );
-                self.withdraw(true, out);
+                self.withdraw(out);
                 if self.calls.under_way.is_some() {
                     self.put_back_call();
                     out.push(Action::Abandon);
@@ -46,23 +46,20 @@ impl Worker {
         }
     }
 
-    /// Gives back the slots for which `gone` holds, and asks for as many.
-    pub(super) fn void_slots(&mut self, gone: impl Fn(&Slot) -> bool, out: &mut Vec<Action>) {
-        let mut void: Vec<(Slot, Permits)> = Vec::new();
+    /// Replaces the slots for which `goes` holds.
+    pub(super) fn replace_slots(&mut self, goes: impl Fn(&Slot) -> bool, out: &mut Vec<Action>) {
+        let mut gone: Vec<(Slot, Permits)> = Vec::new();
         for (cost, cost_queue) in &mut self.cost_queues {
-            void.extend(cost_queue.take_slots(&gone).into_iter().map(|slot| (slot, *cost)));
+            gone.extend(cost_queue.take_slots(&goes).into_iter().map(|slot| (slot, *cost)));
         }
-        for (slot, cost) in void {
-            self.give_back(slot, cost, out);
-            self.want(cost);
-        }
+        gone.into_iter().for_each(|(slot, cost)| self.replace_slot(slot, cost, out));
     }
 
-    /// Takes in a pause, or its end. This replica's own memory moves no bookings for it: their slots go back, to be booked anew.
+    /// Takes in a pause, or its end. This replica's own memory moves no bookings for it, so their slots are replaced.
     pub(super) fn follow_pause(&mut self, paused: Option<Paused>, now: Moment, out: &mut Vec<Action>) {
         let before = std::mem::replace(&mut self.pause.now, paused);
         if before != self.pause.now {
-            self.void_slots(|slot| matches!(slot.source, Source::Local(_)) && slot.due > now, out);
+            self.replace_slots(|slot| matches!(slot.source, Source::Local(_)) && slot.due > now, out);
         }
     }
 
@@ -73,9 +70,9 @@ impl Worker {
         self.owed.rebook.clear();
         (self.trade.freed, self.trade.fruitless) = (None, None);
         out.push(Action::Cache(None));
-        self.withdraw(true, out);
+        self.withdraw(out);
         self.lose_rescheduled();
-        self.void_slots(|slot| matches!(slot.source, Source::Store(_)), out);
+        self.replace_slots(|slot| matches!(slot.source, Source::Store(_)), out);
     }
 
     /// Asks for other slots in place of those that were to be rescheduled.
@@ -120,7 +117,7 @@ impl Worker {
 
     /// Serves requests by the policies of their limiters, where the store is away and cannot be asked now.
     ///
-    /// If one limiter rejects, all requests are refused. Otherwise the limiters that allow everything are left out, and the
+    /// If one limiter rejects, all requests are refused, the last first where they have lost a slot. Otherwise the limiters that allow everything are left out, and the
     /// others serve from this replica's share.
     pub(super) fn serve_without_store(&mut self, around: &Around, out: &mut Vec<Action>) {
         let is_asked = !self.arrivals.list.is_empty() || !self.owed.replace.is_empty();

@@ -15,6 +15,13 @@
 //! - no request waits longer than its wait and a slack, or than the store may take to answer where that is longer, whatever the
 //!   link and the pause are.
 //!
+//! What becomes of a slot:
+//! - it is *replaced*: given back, with another one asked for ([`Worker::replace_slot`]). So it is with a slot that came too late, with a
+//!   whole cost queue behind one (*rebooked*), and with the last slots of a queue, for permits that were freed before them (*traded*);
+//! - it is *void*: the store has moved its booking, as an answer's generations tell. It is *rescheduled* with the next call, which asks
+//!   for its new place;
+//! - it is *lost*: the store has forgotten it, with all that is of an earlier epoch. Another one is asked for, and nothing is given back.
+//!
 //! [`events`] names what goes in and out. `asking` builds the next call, `answers` takes in an answer, `links` does what follows
 //! from the state of the store, `serving` hands slots out, `refusing` refuses, `bursts` knows how many permits can be sent
 //! at once, `prefetching` and `ending` do as their names say.
@@ -68,11 +75,28 @@ pub(in crate::limiter) struct Worker {
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 struct Arrivals {
     list: VecDeque<Arrival>,
-    /// A moment before which the wait of none of them, nor of those in the call under way, ends.
+    /// A moment before which no wait ends: neither that of one in the list, nor that of one in the call under way.
     first_end: Option<Moment>,
 }
 
 /// Work for the next calls.
+///
+/// After every turn each cost queue has `slots + wanted >= waiters`. A slot is counted in `wanted` from the step that takes the one before it
+/// out of the cost queue to the step that holds it, or refuses a request for want of it. Meanwhile it is in one of these places:
+///
+/// | from | to | by |
+/// |---|---|---|
+/// | the cost queue | `replace` | [`Worker::want`], mostly in [`Worker::replace_slot`] |
+/// | the cost queue, void | `reschedule` | `observe_generations` |
+/// | `reschedule` | `replace` | `lose_rescheduled` |
+/// | `replace`, `reschedule` | [`Calls::under_way`] | `make_call` |
+/// | `replace` | [`Calls::local`] | `serve_without_store` |
+/// | a call | the cost queue | [`Worker::hold_wanted`] |
+/// | a call | nowhere: a request is refused | `refuse_without_slot` |
+/// | a call | `replace` again | `put_back_call`, or [`Worker::owe`] for what an answer leaves |
+/// | a call | `reschedule` again | `settle_rescheduled`, for what an answer leaves |
+///
+/// When requests leave, `give_back_surplus` takes out of `replace` what nobody needs any more, and gives back what is held beyond that.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Owed {
     /// The epoch in which all slots of the store were booked.
@@ -81,14 +105,13 @@ struct Owed {
     generations: Generations,
     /// The slots to give back, with the generations under which they were booked.
     give_back: VecDeque<(Holding, Generations)>,
-    /// The slots that a change of generations has voided, ascending. The next call reschedules them. Counted in `wanted`, as `replace` is.
+    /// The void slots, ascending, which the next call reschedules.
     reschedule: VecDeque<(Slot, Permits)>,
     /// The generations under which the slots to reschedule were booked.
     reschedule_generations: Generations,
     /// When they may be rescheduled: where only some limiters have moved, other replicas need time to hear of it.
     reschedule_from: Moment,
-    /// The number of slots of each cost to ask for in place of others: no more than the cost queue's `wanted`, of which this is the part
-    /// that no call was made for yet.
+    /// The number of slots of each cost to ask for in place of others.
     replace: BTreeMap<Permits, usize>,
     /// The cost queues in which a slot came too late. Its replacement fits only behind all other slots, so that a permit would
     /// be lost with each late slot. So the whole cost queue is booked anew, at the pace at which this replica really sends: in the store,
@@ -203,8 +226,13 @@ impl Worker {
 
     /// Takes in events that came together, and restores the invariants. The only entrance.
     ///
-    /// The order: slots that have come go out before a request is refused for its end. All refusals come before what is left over is given
-    /// back, and that before the call, which takes along what all the others leave.
+    /// The order of the steps:
+    /// 1. all events are taken in, each by itself;
+    /// 2. in an outage the policies serve what is asked for, and then slots that have come go out: a slot of the share, or one without a
+    ///    limit, in the turn in which it was asked for;
+    /// 3. requests are refused: those whose wait is over without a slot that has come, and those for whom there is no room;
+    /// 4. slots that nobody needs any more are given back, and the others' requests learn that they wait;
+    /// 5. the next call takes along what all of these leave.
     pub(in crate::limiter) fn on(
         &mut self,
         events: impl IntoIterator<Item = Event>,
@@ -262,7 +290,9 @@ impl Worker {
             Event::Paused(paused) => self.follow_pause(paused, around.now, out),
             Event::Reporting(is_reported) => {
                 self.pause.is_reported = is_reported;
-                self.withdraw(is_reported, out);
+                if is_reported {
+                    self.withdraw(out);
+                }
             }
             Event::Freed(freed) => self.trade.freed = Some(freed),
             Event::Prefetched(seen) => self.observe_prefetched(seen, around.now, out),
@@ -348,6 +378,12 @@ impl Worker {
         is_sent || !self.arrivals.list.is_empty()
     }
 
+    /// Gives back a slot that was taken out of its cost queue, and asks for another one.
+    fn replace_slot(&mut self, slot: Slot, cost: Permits, out: &mut Vec<Action>) {
+        self.give_back(slot, cost, out);
+        self.want(cost);
+    }
+
     /// Asks for one more slot with the next call, to the store or to this replica's own memory.
     fn want(&mut self, cost: Permits) {
         self.cost_queues.entry(cost).or_default().wanted += 1;
@@ -406,12 +442,12 @@ impl Worker {
     fn reconfigure(&mut self, limits: Limits, out: &mut Vec<Action>) {
         let before = self.limits.refs.iter().map(|one| &one.rules);
         if before.ne(limits.refs.iter().map(|one| &one.rules)) {
-            // This replica's own memory moves bookings with the change, and does not tell. So their slots go back, to be booked anew.
-            self.void_slots(|slot| matches!(slot.source, Source::Local(_)), out);
+            // This replica's own memory moves bookings with the change, and does not tell.
+            self.replace_slots(|slot| matches!(slot.source, Source::Local(_)), out);
         }
         self.limits = limits;
         self.calls.is_outdated = true;
         self.refuse_too_costly(out);
-        self.withdraw(true, out);
+        self.withdraw(out);
     }
 }

@@ -19,8 +19,8 @@ impl Worker {
     }
 
     /// Takes all prefetched permits out: when a request waits, the limits have changed or the store is unreachable.
-    pub(super) fn withdraw(&mut self, is_needed: bool, out: &mut Vec<Action>) {
-        if is_needed && self.prefetch.left > 0 && !self.prefetch.is_withdrawn {
+    pub(super) fn withdraw(&mut self, out: &mut Vec<Action>) {
+        if self.prefetch.left > 0 && !self.prefetch.is_withdrawn {
             self.prefetch.is_withdrawn = true;
             out.push(Action::Withdraw);
         }
@@ -28,7 +28,9 @@ impl Worker {
 
     /// Takes all prefetched permits out when a request waits: it must not be overtaken.
     pub(super) fn withdraw_if_short(&mut self, now: Moment, out: &mut Vec<Action>) {
-        self.withdraw(self.is_short(now), out);
+        if self.is_short(now) {
+            self.withdraw(out);
+        }
     }
 
     fn give_back_batch(&mut self, batch: Batch, out: &mut Vec<Action>) {

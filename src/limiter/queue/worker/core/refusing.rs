@@ -44,11 +44,11 @@ impl Worker {
         }
     }
 
-    /// Refuses the requests whose slot has moved beyond their deadline, and beyond so long after their arrival.
-    pub(super) fn refuse_overdue(&mut self, now: Moment, spared: Micros, out: &mut Vec<Action>) {
+    /// Refuses the requests whose slot has moved beyond their deadline, and beyond the grace from their arrival.
+    pub(super) fn refuse_overdue(&mut self, now: Moment, arrival_grace: Micros, out: &mut Vec<Action>) {
         let mut overdue = Vec::new();
         for (cost, cost_queue) in &mut self.cost_queues {
-            let gone = cost_queue.take_overdue(now, spared);
+            let gone = cost_queue.take_overdue(now, arrival_grace);
             overdue.extend(gone.into_iter().map(|(waiter, due)| (*cost, waiter, due)));
         }
         for (cost, waiter, due) in overdue {
@@ -144,6 +144,7 @@ impl Worker {
             (Link::Up { .. }, _) if !self.owed.reschedule.is_empty() => {
                 self.limits.too_far(Some((self.owed.reschedule_from - now).max(Micros::ONE)))
             }
+            // Its answer, or the slot in place of another, has not come in time: that the store is `Up` says that others have come.
             _ => self.limits.store_unavailable(),
         }
     }

@@ -44,11 +44,10 @@ impl Worker {
     }
 
     /// Puts the request of a permit that could not be used back into its cost queue. What becomes of the slot depends on the reason:
-    /// - one that has only to be confirmed by an answer goes with its request;
-    /// - that of a request that was set aside has come back before, as an unused one;
-    /// - any other one is given back.
-    ///
-    /// But for the first, another slot is asked for.
+    /// - one that has only to be confirmed by an answer is held again, and goes to whoever is first then. That is this request, unless
+    ///   one that arrived before it has come back, too;
+    /// - that of a request that was set aside has come back before, as an unused one, and another one is asked for;
+    /// - any other one is replaced.
     fn rejoin(
         &mut self,
         slot: Slot,
@@ -63,10 +62,10 @@ impl Worker {
         if why == Unusable::Unheard && is_current(slot.source, self.link, self.owed.epoch) {
             return self.cost_queues.entry(cost).or_default().hold(slot);
         }
-        if why != Unusable::SetAside {
-            self.give_back(slot, cost, out);
+        match why {
+            Unusable::SetAside => self.want(cost),
+            _ => self.replace_slot(slot, cost, out),
         }
-        self.want(cost);
         // A pause moves all bookings in order, so none of them needs to be booked anew.
         if why == Unusable::Late {
             self.observe_late(cost);
@@ -110,23 +109,22 @@ impl Worker {
         out: &mut Vec<Action>,
     ) {
         let now = around.now;
-        let mut is_first_late = true;
+        // Of the late slots of one turn only the first counts for its request, and only the first is used, where it is one late slot too many.
+        let mut has_been_late = false;
         while *in_flight_left > 0
-            && let Some(slot) = self.next_due(cost, now)
+            && self.is_next_due(cost, now)
             && let Some(cost_queue) = self.cost_queues.get_mut(&cost)
-            && cost_queue.take_slot().is_some()
-            && let Some(first) = cost_queue.first_mut()
+            && let Some((slot, first)) = cost_queue.take_slot()
         {
             let clock = around.clock_of(slot.source);
             let is_late = slot.is_late(&clock, now, self.limits.guard);
-            if is_late && (first.holder.late < LATE_MAX || !is_first_late) {
+            if is_late && (first.holder.late < LATE_MAX || has_been_late) {
                 // Another slot comes no sooner than an answer.
                 first.holder.deadline = first.holder.deadline.max(now + around.latency);
-                first.holder.late += u8::from(is_first_late);
-                is_first_late = false;
+                first.holder.late += u8::from(!has_been_late);
+                has_been_late = true;
                 out.push(Action::CountLate(slot.lateness(&clock, now)));
-                self.give_back(slot, cost, out);
-                self.want(cost);
+                self.replace_slot(slot, cost, out);
                 self.observe_late(cost);
             } else if let Some(Waiter { request, holder, .. }) = cost_queue.take_first() {
                 out.push(Action::Grant(request, slot, cost.into(), holder));
@@ -135,10 +133,10 @@ impl Worker {
         }
     }
 
-    /// Returns the first slot of a cost queue, if a request waits for it, it is due, and it may be used.
-    fn next_due(&self, cost: Permits, now: Moment) -> Option<Slot> {
-        let slot = self.cost_queues.get(&cost).and_then(CostQueue::next_slot).copied()?;
-        self.is_due(&slot, now).then_some(slot)
+    /// Returns whether a request of a cost waits, and the first slot may be handed out.
+    fn is_next_due(&self, cost: Permits, now: Moment) -> bool {
+        let first = self.cost_queues.get(&cost).and_then(CostQueue::next_slot);
+        first.is_some_and(|slot| self.is_due(slot, now))
     }
 
     /// Gives the slots back that no request needs, and asks for no more than are needed.

@@ -114,9 +114,7 @@ impl Worker {
     ) -> bool {
         let (now, guard) = (around.now, self.limits.guard);
         let Some(lane) = self.lanes.get_mut(key) else { return false };
-        let (Some(slot), Some(first)) = (lane.queue.take_slot(), lane.queue.first_mut()) else {
-            return false;
-        };
+        let Some((slot, first)) = lane.queue.take_slot() else { return false };
         let clock = around.clock_of(slot.source);
         if slot.is_late(&clock, now, guard) && (first.holder.late < LATE_MAX || late.contains(key)) {
             // Another slot comes no sooner than an answer.
