@@ -164,3 +164,189 @@ impl Own {
         Micros(bytes.max(pages))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+    use crate::limiter::model::{Answer, Call, Epoch, Limiter, Member, Outcome, Run};
+    use crate::limiter::tests;
+
+    const ME: u64 = 1;
+    const OTHER: u64 = 2;
+
+    fn at(millis: u64) -> Moment {
+        Moment(1_000_000) + Micros::from_millis(millis)
+    }
+
+    /// Returns a ledger with so many changes, each of which is a grant.
+    fn ledger(changes: u64) -> Ledger {
+        let limiter: Limiter = Limiter::clone(&tests::limiter(
+            10,
+            Micros::from_millis(60_000).to_duration(),
+            Micros::ZERO.to_duration(),
+        ));
+        let refs = [LimiterRef::new(&limiter, None, Micros::ZERO)];
+        let mut ledger = Ledger::default();
+        for number in 0..changes {
+            let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
+            let now = Micros::from_millis(1000 + number);
+            let answer = Answer { now, outcomes: vec![(1, Outcome::Booked(now))], ..Answer::default() };
+            ledger.record(&refs, &Call { runs, ..Call::default() }, &answer);
+        }
+        ledger
+    }
+
+    fn copy(replica: u64, number: u64, text: &str) -> GrantCopy {
+        GrantCopy { replica, number, is_final: false, shift: 0, written: Micros(7), text: text.into() }
+    }
+
+    /// Returns an answer in an epoch of a memory, with these members, and those that have not reported to it.
+    fn answer(epoch: u64, memory: u64, members: &[u64], awaited: &[u64]) -> HeartbeatAnswer {
+        let member = |replica: &u64| Member { replica: *replica, matters_for: Micros::ONE, is_counted: true };
+        HeartbeatAnswer {
+            epoch: Epoch { id: epoch, memory, ..Epoch::default() },
+            members: members.iter().map(member).collect(),
+            awaited: awaited.to_vec(),
+            ..HeartbeatAnswer::default()
+        }
+    }
+
+    struct Replica(Copies);
+
+    impl Replica {
+        /// Returns a replica that has heard of a memory, and of this copy of another replica.
+        fn with(memory: u64, other: GrantCopy) -> Replica {
+            let mut copies = Copies::default();
+            let answer = HeartbeatAnswer { copies: vec![other], ..answer(1, memory, &[ME, OTHER], &[]) };
+            copies.learn(ME, &CopyExchange::default(), 1, &answer, at(0));
+            Replica(copies)
+        }
+
+        fn said(&mut self, ledger: &Ledger, now: Moment, telling: Telling) -> CopyExchange {
+            self.0.exchange(ME, ledger, (now, Micros::from_millis(1000)), telling)
+        }
+
+        /// Returns the copies that a heartbeat tells, with an empty ledger of its own.
+        fn restored(&mut self, now: Moment) -> Vec<GrantCopy> {
+            self.said(&ledger(0), now, Telling::Nothing).told
+        }
+
+        fn hears(&mut self, said: &CopyExchange, known_epoch: u64, answer: &HeartbeatAnswer, now: Moment) {
+            self.0.learn(ME, said, known_epoch, answer, now);
+        }
+    }
+
+    #[test]
+    fn a_replica_tells_its_copy_when_it_has_changed_and_not_too_often() {
+        let (mut replica, mut ledger_now) = (Replica::with(5, copy(OTHER, 4, "")), ledger(3));
+        assert_eq!(replica.said(&ledger_now, at(0), Telling::Nothing).told, []);
+        let said = replica.said(&ledger_now, at(0), Telling::Changes);
+        let [own] = &said.told[..] else { panic!("{said:?}") };
+        assert_eq!((own.replica, own.number, own.is_final), (ME, 2 * ledger_now.changes(), false));
+        assert_eq!(
+            (own.written, &*own.text),
+            (Micros::from_millis(1000), &*ledger_now.copy(Micros::from_millis(1000), COPY_MAX).text)
+        );
+        assert_eq!(said.known, [(OTHER, 4)]);
+        // Its answer was that of another epoch: the store may have begun it without the copy.
+        replica.hears(&said, 1, &answer(2, 5, &[ME, OTHER], &[]), at(1));
+        assert_eq!(replica.said(&ledger_now, at(1), Telling::Changes), said);
+        replica.hears(&said, 2, &answer(2, 5, &[ME, OTHER], &[]), at(1));
+        assert_eq!(replica.said(&ledger_now, at(60_000), Telling::Changes).told, []);
+        // For each byte it waits 25 us.
+        ledger_now = ledger(4);
+        let due = at(1) + Micros(25 * said.told[0].text.len() as u64);
+        assert_eq!(replica.said(&ledger_now, Moment(due.0 - 1), Telling::Changes).told, []);
+        assert_eq!(replica.said(&ledger_now, due, Telling::Changes).told.len(), 1);
+        // A new memory knows nothing of it.
+        replica.hears(&CopyExchange::default(), 3, &answer(3, 6, &[ME, OTHER], &[]), due);
+        assert_eq!(replica.said(&ledger(3), due, Telling::Changes).told.len(), 1);
+    }
+
+    #[test]
+    fn a_copy_of_many_pages_that_say_little_is_told_seldom_too() {
+        let own = Own { pages: 1000, ..Own::default() };
+        assert_eq!((own.pace(10), own.pace(4000)), (Micros(20_000), Micros(100_000)));
+    }
+
+    #[test]
+    fn the_last_copy_comes_at_once_under_a_number_of_its_own() {
+        let (mut replica, known) = (Replica::with(5, copy(OTHER, 4, "")), ledger(3));
+        let said = replica.said(&known, at(0), Telling::Changes);
+        replica.hears(&said, 1, &answer(1, 5, &[ME, OTHER], &[]), at(1));
+        let last = replica.said(&known, at(1), Telling::Last).told;
+        assert_eq!(
+            last.iter().map(|copy| (copy.number, copy.is_final)).collect::<Vec<_>>(),
+            [(2 * known.changes() + 1, true)]
+        );
+        let mut lossy = ledger(3);
+        lossy.forget(6, Micros::from_millis(1001));
+        let last = replica.said(&lossy, at(1), Telling::Last).told;
+        assert!(last.iter().all(|copy| !copy.is_final), "some was not reported: {last:?}");
+    }
+
+    #[test]
+    fn copies_are_restored_to_a_new_memory_that_awaits_their_replicas() {
+        let other = copy(OTHER, 4, "\na 1:1");
+        let mut replica = Replica::with(5, other.clone());
+        replica.hears(&CopyExchange::default(), 1, &answer(1, 5, &[ME, OTHER], &[OTHER]), at(10));
+        assert_eq!(replica.restored(at(1000)), [], "the store has it");
+        replica.hears(&CopyExchange::default(), 2, &answer(2, 6, &[ME, OTHER], &[OTHER]), at(1000));
+        // It may report by itself for a moment.
+        assert_eq!((replica.restored(at(1149)), replica.restored(at(1150))), (vec![], vec![other.clone()]));
+        // A further epoch of that memory begins no such moment anew.
+        replica.hears(&CopyExchange::default(), 3, &answer(3, 6, &[ME, OTHER], &[OTHER]), at(1100));
+        assert_eq!(replica.restored(at(1150)), std::slice::from_ref(&other));
+        // What was said to an epoch that is over does not count.
+        let said = CopyExchange { told: vec![other.clone()], ..CopyExchange::default() };
+        replica.hears(&said, 2, &answer(3, 6, &[ME, OTHER], &[OTHER]), at(1160));
+        assert_eq!(replica.restored(at(1160)), [other]);
+        replica.hears(&said, 3, &answer(3, 6, &[ME, OTHER], &[OTHER]), at(1170));
+        assert_eq!(replica.restored(at(1170)), []);
+        replica.hears(&said, 4, &answer(4, 7, &[ME, OTHER], &[]), at(2000));
+        assert_eq!(replica.restored(at(3000)), [], "it has reported itself");
+    }
+
+    #[test]
+    fn the_last_copy_of_a_replica_is_restored_at_once() {
+        let last = GrantCopy { is_final: true, ..copy(OTHER, 5, "\na 1:1") };
+        let mut replica = Replica::with(5, last.clone());
+        replica.hears(&CopyExchange::default(), 2, &answer(2, 6, &[ME, OTHER], &[OTHER]), at(1000));
+        assert_eq!(replica.restored(at(1000)), [last]);
+        replica.hears(&CopyExchange::default(), 2, &answer(2, 6, &[ME], &[OTHER]), at(1000));
+        assert_eq!(replica.restored(at(1000)), [], "it is no member, so nothing of it matters");
+    }
+
+    #[test]
+    fn no_more_copies_are_restored_at_once_than_a_call_may_carry() {
+        let mut copies = Copies::default();
+        let many: Vec<GrantCopy> = (2..8).map(|replica| copy(replica, 4, &"x".repeat(COPY_MAX))).collect();
+        let members: Vec<u64> = (1..8).collect();
+        let heard = HeartbeatAnswer { copies: many.clone(), ..answer(1, 5, &members, &[]) };
+        copies.learn(ME, &CopyExchange::default(), 1, &heard, at(0));
+        let mut replica = Replica(copies);
+        replica.hears(&CopyExchange::default(), 2, &answer(2, 6, &members, &members), at(1000));
+        assert_eq!(replica.restored(at(2000)), many[..4]);
+    }
+
+    #[test]
+    fn copies_go_with_a_step_of_the_clock_and_own_ones_are_not_kept() {
+        let mut replica = Replica::with(5, copy(OTHER, 4, ""));
+        replica.0.step(Step::Forward(Micros(10)));
+        replica.0.step(Step::Back(Micros(3)));
+        let own =
+            HeartbeatAnswer { copies: vec![copy(ME, 9, "")], ..answer(2, 6, &[ME, OTHER], &[ME, OTHER]) };
+        replica.hears(&CopyExchange::default(), 2, &own, at(0));
+        assert_eq!(replica.restored(at(1000)), [GrantCopy { shift: 7, ..copy(OTHER, 4, "") }]);
+    }
+
+    #[test]
+    fn the_first_memory_is_none_that_was_lost() {
+        let mut copies = Copies::default();
+        let heard =
+            HeartbeatAnswer { copies: vec![copy(OTHER, 4, "")], ..answer(1, 5, &[ME, OTHER], &[OTHER]) };
+        copies.learn(ME, &CopyExchange::default(), 1, &heard, at(0));
+        assert_eq!((copies.lost, copies.to_restore(at(1000))), (None, vec![]));
+    }
+}

@@ -72,3 +72,36 @@ pub(in crate::limiter) fn charge(timeline: &mut Timeline, windows: &[Rule], at: 
 pub(in crate::limiter) fn window(rule: &Rule) -> Rule {
     Rule { window: rule.seen_for(), cell: rule.folded_cell(), ..rule.clone() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::model::{Dealt, Holding, LineAnswer, RetryDelay, Run};
+
+    #[test]
+    fn outcomes_are_of_the_requests_in_order_whatever_their_runs() {
+        let run = |cost, count| Run { cost, wait_max: Micros::ZERO, count };
+        let holding = |cost, count| Holding { slot: Micros(1), cost, count };
+        let call = Call {
+            reschedule: vec![holding(1, 2), holding(4, 1)],
+            runs: vec![run(1, 3), run(5, 0), run(2, 2)],
+            ..Call::default()
+        };
+        let refused = Outcome::TooFar(RetryDelay::default());
+        let dealt = |slot, count, costs: [u64; 2]| Dealt { flow: 1, slot, count, costs: costs.to_vec() };
+        let dealt = vec![dealt(Micros(50), 3, [2, 0]), dealt(Micros(60), 1, [1, 7])];
+        let answer = Answer {
+            rescheduled: vec![(1, Some(Micros(10))), (1, None), (1, Some(Micros(11)))],
+            // More than was asked for: the rest is of nobody.
+            outcomes: vec![(2, Outcome::Booked(Micros(20))), (1, refused), (9, Outcome::Booked(Micros(30)))],
+            line: Some(Box::new(LineAnswer { dealt, ..LineAnswer::default() })),
+            ..Answer::default()
+        };
+        let new = [(Micros(20), 2), (Micros(30), 4)];
+        assert_eq!(booked(&call, &answer).collect::<Vec<_>>(), new);
+        let moved = [(Micros(10), 1), (Micros(11), 4)];
+        let all = |limiter| granted_of(&call, &answer, limiter).collect::<Vec<_>>();
+        assert_eq!(all(0), [&moved[..], &new, &[(Micros(50), 6), (Micros(60), 1)]].concat());
+        assert_eq!(all(1), [&moved[..], &new, &[(Micros(60), 7)]].concat());
+    }
+}

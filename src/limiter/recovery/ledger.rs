@@ -391,3 +391,6 @@ fn take(pages: &mut Expiring<Key, Page>, key: &Key) -> Option<Page> {
     let is_full = pages.len() >= PAGES_MAX;
     pages.take(key).or_else(|| (!is_full).then(Page::default))
 }
+
+#[cfg(test)]
+mod tests;

@@ -482,4 +482,92 @@ mod tests {
         let used = Micros::from_millis(1_000_000 + 100) - Micros(50);
         assert!(forgotten.is_some_and(|until| until >= used), "{actions:?}");
     }
+
+    #[test]
+    fn queues_have_followed_an_epoch_from_the_first_heartbeat_that_missed_nothing() {
+        let mut session = session();
+        answer(&mut session, 0, epoch(3, 0, None));
+        let told = |session: &mut Session, id, millis, is_complete| {
+            let event = SessionEvent::Told { sent: at(millis), epoch: epoch(id, millis, None), is_complete };
+            on(session, event, at(millis + 1));
+            session
+                .followed
+                .map(|followed| (followed.from.0 / 1000 - 1_000_000, followed.until.0 / 1000 - 1_000_000))
+        };
+        assert_eq!(session.followed, None);
+        assert_eq!(told(&mut session, 3, 10, false), Some((10, 10)));
+        assert_eq!(told(&mut session, 3, 20, true), Some((10, 20)));
+        assert_eq!(session.followed.map(|followed| followed.sent), Some(at(20)));
+        assert_eq!(told(&mut session, 3, 30, false), Some((30, 30)), "some were missed");
+        assert_eq!(told(&mut session, 2, 40, true), Some((30, 30)), "of an epoch that is over");
+        answer(&mut session, 50, epoch(4, 50, None));
+        assert_eq!(session.followed, None, "in another epoch all begins anew");
+        assert_eq!(told(&mut session, 4, 60, true), Some((60, 60)));
+        answer(&mut session, 70, epoch(4, 5070, None));
+        assert_eq!(session.followed, None, "the times of before are on another clock");
+    }
+
+    #[test]
+    fn a_reset_is_announced_once_and_followed_once() {
+        let mut session = session();
+        let with_reset =
+            |millis, reset| Epoch { reset_at: Micros::from_millis(reset), ..epoch(3, millis, None) };
+        assert_eq!(answer(&mut session, 0, with_reset(0, 500)).1, [SessionAction::Reset]);
+        assert_eq!(answer(&mut session, 10, with_reset(10, 500)).1, []);
+        assert_eq!(answer(&mut session, 20, with_reset(20, 600)).1, [SessionAction::Reset]);
+        for (followed, latest) in [(500, 500), (600, 600), (550, 600)] {
+            on(&mut session, SessionEvent::Followed(Micros::from_millis(followed)), at(30));
+            assert_eq!(session.resets.followed, Micros::from_millis(latest));
+        }
+        // Behind a step of the clock each is at another time.
+        answer(&mut session, 40, epoch(3, 5040, None));
+        assert_eq!(session.resets, Resets::default());
+    }
+
+    #[test]
+    fn a_loss_of_memory_is_told_of_once() {
+        let mut session = session();
+        let with_memory = |id, memory, millis| Epoch { memory, ..epoch(id, millis, None) };
+        // What was granted before this replica came is not its own.
+        let (_, first) = answer(&mut session, 0, with_memory(3, 3, 0));
+        assert!(matches!(first[..], [SessionAction::Forget { memory: 3, .. }]), "{first:?}");
+        assert_eq!(answer(&mut session, 10, with_memory(3, 3, 10)).1, []);
+        let (_, lost) = answer(&mut session, 20, with_memory(4, 4, 20));
+        assert!(
+            matches!(lost[..], [SessionAction::Forget { memory: 4, .. }, SessionAction::Lose { .. }]),
+            "{lost:?}"
+        );
+        assert_eq!(answer(&mut session, 30, with_memory(4, 4, 30)).1, []);
+        assert_eq!((session.epoch, session.memory), (4, 4));
+    }
+
+    #[test]
+    fn an_epoch_that_is_announced_counts_from_then_on() {
+        let mut session = session();
+        answer(&mut session, 0, epoch(3, 0, None));
+        let announced =
+            |session: &mut Session, announced| on(session, SessionEvent::Announced(announced), at(20));
+        let (link, actions) = announced(&mut session, epoch(4, 10, Some(600)));
+        assert!(
+            matches!((link, &actions[..]), (Link::Settling { epoch: 4, .. }, [SessionAction::Lose { .. }])),
+            "{actions:?}"
+        );
+        assert_eq!(announced(&mut session, epoch(3, 15, None)), (link, vec![]), "an earlier one is no news");
+        assert_eq!(announced(&mut session, epoch(4, 15, None)), (link, vec![]), "nor is the same");
+        // Behind a step of the clock a later one is required, which an announcement may be.
+        answer(&mut session, 30, epoch(4, 5030, None));
+        let held = session.link;
+        assert!(matches!(held, Link::Held { epoch: 5, .. }));
+        assert_eq!(announced(&mut session, epoch(5, 5040, None)).0, Link::Up { epoch: 5 });
+    }
+
+    #[test]
+    fn a_failure_of_a_call_that_was_sent_with_the_answered_one_is_a_doubt() {
+        let mut session = session();
+        answer(&mut session, 100, epoch(3, 100, None));
+        assert!(matches!(
+            on(&mut session, SessionEvent::Failed { sent: at(100) }, at(200)).0,
+            Link::Held { .. }
+        ));
+    }
 }

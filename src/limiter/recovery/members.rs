@@ -191,4 +191,91 @@ mod tests {
         assert_eq!(told(1_000_000), [member(2, true), left]);
         assert_eq!(told(30_000_000), [member(2, true)]);
     }
+
+    /// Returns the answer that lists these as counted members, known to all of them or not.
+    fn listing(version: u64, members: &[u64], is_known_to_all: bool) -> HeartbeatAnswer {
+        let member = |replica: &u64| Member { replica: *replica, matters_for: Micros::ONE, is_counted: true };
+        let members = members.iter().map(member).collect();
+        HeartbeatAnswer { version, is_known_to_all, members, ..HeartbeatAnswer::default() }
+    }
+
+    #[test]
+    fn a_heartbeat_says_what_this_replica_has_heard_and_reported() {
+        let mut known = Members::default();
+        let told = |known: &Members| known.heartbeat(1, 3, Micros(9), Moment(0)).unwrap();
+        let first = told(&known);
+        assert_eq!(
+            (first.replica, first.known_epoch, first.followed, first.heard),
+            (1, 3, Micros(9), Micros::ZERO)
+        );
+        assert_eq!((first.leaves, first.version, first.members), (false, 0, vec![]));
+        known.answered(Micros(70));
+        known.serve(Micros::from_millis(60_000));
+        known.serve(Micros::from_millis(1000));
+        let reported = Reported { memory: 2, epoch: 3 };
+        known.set_reported(reported);
+        known.learn(1, &listing(5, &[1, 2], true), Moment(0));
+        let next = told(&known);
+        assert_eq!((next.heard, next.reported, next.version), (Micros(70), reported, 5));
+        assert_eq!(next.matters_for, Micros::from_millis(65_000), "the longest window and a margin");
+    }
+
+    #[test]
+    fn a_farewell_is_the_last_heartbeat() {
+        let mut known = Members::default();
+        let farewell = known.farewell(1, 3, Micros(40), Moment(0)).unwrap();
+        assert_eq!((farewell.leaves, farewell.matters_for), (true, Micros(40)));
+        assert_eq!(known.heartbeat(1, 3, Micros::ZERO, Moment(0)), None);
+        assert_eq!(known.farewell(1, 3, Micros(40), Moment(0)), None);
+    }
+
+    #[test]
+    fn the_last_report_that_was_awaited_is_noticed_once() {
+        let mut known = Members::default();
+        let reports = |reports| HeartbeatAnswer { reports, ..listing(1, &[1, 2], true) };
+        let steps =
+            [Reports::Awaited, Reports::Complete, Reports::Complete, Reports::Awaited, Reports::Complete];
+        let noticed = steps.map(|step| known.learn(1, &reports(step), Moment(0)));
+        assert_eq!(noticed, [false, true, false, false, true]);
+    }
+
+    #[test]
+    fn all_of_a_small_fleet_follow_and_the_first_of_a_large_one() {
+        let followers = |members: &[u64]| -> Vec<u64> {
+            let of = |me: &u64| {
+                let mut known = Members::default();
+                known.learn(*me, &listing(1, members, true), Moment(0));
+                known.follows().then_some(*me)
+            };
+            members.iter().filter_map(of).collect()
+        };
+        assert_eq!(followers(&[8, 7, 6, 5, 4, 3, 2, 1]).len(), 8);
+        assert_eq!(followers(&[9, 8, 7, 6, 5, 4, 3, 2, 1]), [3, 2, 1]);
+    }
+
+    #[test]
+    fn a_replica_is_alone_when_the_store_lists_no_other() {
+        let mut known = Members::default();
+        assert!(!known.is_alone(), "it does not know");
+        known.learn(1, &listing(1, &[1], true), Moment(0));
+        assert!(known.is_alone());
+        known.learn(1, &listing(2, &[1, 2], false), Moment(0));
+        assert!(!known.is_alone());
+    }
+
+    #[test]
+    fn shares_grow_when_all_know_the_members_and_shrink_at_once() {
+        let mut known = Members::default();
+        assert_eq!(known.share(0, 0), Share { parts: 1, place: None, clock_ahead: 0 });
+        known.learn(2, &listing(1, &[1, 2], false), Moment(0));
+        assert_eq!(known.share(1, 0), Share::NONE, "a new member");
+        known.learn(2, &listing(1, &[2, 1], true), Moment(0));
+        assert_eq!(known.share(1, 0), Share { parts: 2, place: Some(1), clock_ahead: 0 });
+        known.learn(2, &listing(2, &[1, 2, 3], false), Moment(0));
+        assert_eq!(known.share(1, 0), Share { parts: 3, place: None, clock_ahead: 0 });
+        known.learn(2, &listing(3, &[2], false), Moment(0));
+        assert_eq!(known.share(1, 0), Share { parts: 2, place: None, clock_ahead: 0 });
+        known.learn(2, &listing(3, &[2], true), Moment(0));
+        assert_eq!(known.share(1, 0), Share { parts: 1, place: Some(0), clock_ahead: 0 });
+    }
 }

@@ -39,3 +39,29 @@ impl OwnFault {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Micros;
+
+    #[test]
+    fn a_fault_of_one_queue_is_a_doubt_and_then_an_outage_of_its_own() {
+        let (mut fault, up) = (OwnFault::default(), Link::Up { epoch: 3 });
+        let terms = Terms::new(Micros::from_millis(500), Micros::from_millis(100));
+        let at = |millis| Moment(1_000_000) + Micros::from_millis(millis);
+        assert_eq!(fault.link(up, &terms, at(0)), up);
+        fault.failed(at(0));
+        fault.failed(at(300));
+        let held = Link::Held { epoch: 3, until: at(595) };
+        assert_eq!((fault.link(up, &terms, at(1)), fault.link(up, &terms, at(594))), (held, held));
+        assert_eq!(fault.link(up, &terms, at(595)), Link::Away { outage: u64::MAX - 1 });
+        // What the store is to all goes first.
+        let away = Link::Away { outage: 1 };
+        assert_eq!(fault.link(away, &terms, at(595)), away);
+        fault.answered();
+        assert_eq!(fault.link(up, &terms, at(700)), up);
+        fault.failed(at(1000));
+        assert_eq!(fault.link(up, &terms, at(1600)), Link::Away { outage: u64::MAX - 2 });
+    }
+}

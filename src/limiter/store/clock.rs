@@ -254,4 +254,58 @@ mod tests {
         let Some(Step::Back(by)) = step else { panic!("{step:?}") };
         assert!(by.0.abs_diff(3_600_000_000) < 15_000, "{by:?}");
     }
+
+    #[test]
+    fn a_slot_is_due_when_the_slowest_clock_has_reached_it_and_not_before_the_fastest() {
+        // Carried out between 0 and 2 ms, when the store showed 1 ms.
+        let clock = StoreClock::new(after(0), after(2), shown(1));
+        assert_eq!(
+            (clock.heard(), clock.earliest(after(2)), clock.latest(after(2))),
+            (after(2), shown(1), shown(3) + Micros::ONE)
+        );
+        // 200 millionths of ten seconds are two milliseconds.
+        assert_eq!(clock.earliest(after(10_002)), shown(9_999));
+        assert_eq!(clock.latest(after(10_002)), shown(10_005) + Micros::ONE);
+        let due = clock.due(shown(10_001));
+        assert!(
+            clock.earliest(due) >= shown(10_001) && clock.earliest(Moment(due.0 - 2)) < shown(10_001),
+            "{due:?}"
+        );
+        assert_eq!((clock.due(shown(1)), clock.due(shown(0))), (after(2), after(2)), "it is due already");
+        let not_before = clock.not_before(shown(10_003));
+        assert!(clock.latest(not_before) < shown(10_003), "{not_before:?}");
+        assert!(clock.latest(not_before + Micros(10)) >= shown(10_003), "{not_before:?}");
+        assert_eq!(clock.not_before(shown(0)), after(2));
+    }
+
+    #[test]
+    fn a_drift_is_rounded_up() {
+        let drifts = [0, 1, 5000, 5001, 1_000_000, 2_500_000].map(|micros| drift(Micros(micros)).0);
+        assert_eq!(drifts, [0, 1, 1, 2, 200, 500]);
+    }
+
+    #[test]
+    fn a_slot_may_have_been_used_by_bounds_that_were_replaced() {
+        let mut clock = ClockWatch::new(after(0), after(1), shown(0));
+        let before = clock.bounds().earliest(after(100));
+        // The store's clock is 4 ms behind: too little for a step.
+        assert_eq!(clock.learn(after(99), after(100), shown(96)), None);
+        assert_eq!(clock.used_until(after(100)), before);
+        // Ten milliseconds before it was that much earlier, and some drift later.
+        assert_eq!(clock.used_until(after(90)), before - Micros::from_millis(10) + Micros(2));
+        // Once the new bounds have passed it they count.
+        assert_eq!(clock.used_until(after(200)), clock.bounds().latest(after(200)));
+    }
+
+    #[test]
+    fn of_two_instants_that_were_due_the_later_one_counts_from_where_they_meet() {
+        let (early, late) = (Due { at: after(0), time: shown(100) }, Due { at: after(50), time: shown(103) });
+        // From 3 ms on the later one is the latest of both, though it was due in fact from 50 ms on.
+        let both = Due { at: after(3), time: shown(103) };
+        assert_eq!((early.max(late), late.max(early)), (both, both));
+        let same = Due { at: after(50), time: shown(100) };
+        assert_eq!((early.max(same).at, same.max(early).at), (after(0), after(0)));
+        assert_eq!(both.at(after(3)), shown(103));
+        assert_eq!(both.at(after(2)), shown(102) + Micros::ONE);
+    }
 }
