@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::future::pending;
 use std::io;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use deadpool::managed::{self, Metrics, RecycleResult};
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, select};
 use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
@@ -18,7 +19,7 @@ use redis::{
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
-use tokio::time::Duration;
+use tokio::time::{Duration, sleep, timeout};
 use tokio_util::task::TaskTracker;
 
 use super::explain::unfit;
@@ -35,6 +36,9 @@ const CLUSTER_RETRY_MAX: u64 = 200;
 
 /// The part of the time for connecting within which sentinels answer.
 const ASKED_PART: u32 = 2;
+
+/// The part of the time for connecting after which another connection is begun beside the first one.
+const AGAIN_PART: u32 = 5;
 
 /// The run of a server on a Cluster: the script finds out by itself on which server it runs.
 const ASK_THERE: &str = "?";
@@ -54,6 +58,8 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 pub(super) struct Servers {
     place: Place,
     config: AsyncConnectionConfig,
+    /// How long a connection is awaited before another one is begun beside it.
+    patience: Duration,
     /// How often another server has become the primary: a connection of an earlier era leads to one that is none any more.
     era: Arc<watch::Sender<u64>>,
 }
@@ -123,7 +129,7 @@ impl Servers {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(connect_timeout))
             .set_response_timeout(None);
-        Servers { place, config, era }
+        Servers { place, config, patience: connect_timeout / AGAIN_PART, era }
     }
 
     /// Returns whether the servers are the nodes of a Cluster.
@@ -162,6 +168,10 @@ impl Servers {
 
     /// Returns a connection that receives announcements.
     pub(super) async fn subscriber(&self) -> Result<PubSub, RedisError> {
+        with_others_beside(self.patience, || self.subscribe()).await
+    }
+
+    async fn subscribe(&self) -> Result<PubSub, RedisError> {
         match &self.place {
             Place::One(client) => client.get_async_pubsub().await,
             Place::Over { transport, .. } => {
@@ -181,6 +191,18 @@ impl managed::Manager for Servers {
     type Error = RedisError;
 
     async fn create(&self) -> Result<Connection, RedisError> {
+        with_others_beside(self.patience, || self.open()).await
+    }
+
+    /// Checks a connection. Seldom needed: a connection is kept while it works, then dropped.
+    async fn recycle(&self, connection: &mut Connection, _: &Metrics) -> RecycleResult<RedisError> {
+        redis::cmd("PING").exec_async(&mut connection.wire).await.map_err(Into::into)
+    }
+}
+
+impl Servers {
+    /// Opens a connection, and asks the server for its version and run.
+    async fn open(&self) -> Result<Connection, RedisError> {
         let era = self.era();
         let mut wire = self.connect().await?;
         let has_parts = matches!(wire, Wire::Cluster(_));
@@ -193,13 +215,6 @@ impl managed::Manager for Servers {
         Ok(Connection { wire, run, era })
     }
 
-    /// Checks a connection. Seldom needed: a connection is kept while it works, then dropped.
-    async fn recycle(&self, connection: &mut Connection, _: &Metrics) -> RecycleResult<RedisError> {
-        redis::cmd("PING").exec_async(&mut connection.wire).await.map_err(Into::into)
-    }
-}
-
-impl Servers {
     async fn connect(&self) -> Result<Wire, RedisError> {
         match &self.place {
             Place::One(client) => {
@@ -220,6 +235,27 @@ impl Servers {
             Place::Cluster { cluster, .. } => cluster.get_async_connection().await.map(Wire::Cluster),
         }
     }
+}
+
+/// Connects, and begins another connection beside the first again and again, each of which may take as long as `patience`. What the first
+/// one has sent may be lost with the network that it was sent over, and is sent again only after some seconds. Where a connection takes
+/// longer in any case, the first one is it.
+///
+/// # Errors
+/// That of the first one.
+async fn with_others_beside<T, F>(patience: Duration, connect: impl Fn() -> F) -> Result<T, RedisError>
+where
+    F: Future<Output = Result<T, RedisError>>,
+{
+    let others = async {
+        loop {
+            sleep(patience).await;
+            if let Ok(Ok(connected)) = timeout(patience, connect()).await {
+                return Ok(connected);
+            }
+        }
+    };
+    select(pin!(connect()), pin!(others)).await.factor_first().0
 }
 
 fn pick<'a, T>(of: &'a [T], first: &AtomicUsize) -> &'a T {
@@ -332,4 +368,39 @@ fn certificates(files: &RedisTls) -> Result<Option<TlsCertificates>, RedisSetupE
         None => None,
     };
     Ok(Some(TlsCertificates { client_tls, root_cert }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// Connects with attempts of which each takes so many milliseconds or fails at once, and returns the one that succeeded, and when.
+    async fn connected(attempts: &[Option<u64>]) -> (Option<usize>, u128) {
+        let (begun, start) = (Cell::new(0), Instant::now());
+        let connect = || {
+            let number = begun.replace(begun.get() + 1);
+            let takes = attempts.get(number).copied().unwrap_or(Some(u64::MAX / 2));
+            async move {
+                let error = || RedisError::from((ErrorKind::Io, "refused"));
+                sleep(Duration::from_millis(takes.ok_or_else(error)?)).await;
+                Ok(number)
+            }
+        };
+        (with_others_beside(Duration::from_millis(100), connect).await.ok(), start.elapsed().as_millis())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_whose_first_words_are_lost_is_made_by_another_one_beside_it() {
+        let never = Some(1_000_000);
+        assert_eq!(connected(&[Some(20)]).await, (Some(0), 20));
+        assert_eq!(connected(&[never, Some(30)]).await, (Some(1), 130));
+        assert_eq!(connected(&[never, never, Some(30)]).await, (Some(2), 330));
+        assert_eq!(connected(&[never, None, Some(30)]).await, (Some(2), 230), "another one may fail");
+        assert_eq!(connected(&[Some(450), never, never]).await, (Some(0), 450), "a slow one has its time");
+        assert_eq!(connected(&[None, Some(0)]).await, (None, 0), "the first one tells why there is none");
+    }
 }
