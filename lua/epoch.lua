@@ -123,9 +123,14 @@ do
     -- evicted: replicas write back the grants that it held.
     local function without_state(epoch, live_key, key, now, settle)
       local till = redis.call("ZSCORE", live_key, key)
-      if till then redis.call("ZREM", live_key, key) end
-      if not till or tonumber(till) <= now then return epoch end
-      return begin(epoch, epoch.key, now, epoch.id, epoch.run, settle, true)
+      if not till then return epoch end
+      if tonumber(till) > now then
+        epoch = begin(epoch, epoch.key, now, epoch.id, epoch.run, settle, true)
+        -- Before it is forgotten that the state was there: the call may end early, as one that was carried out before does.
+        keep(epoch.key, epoch, now, now)
+      end
+      redis.call("ZREM", live_key, key)
+      return epoch
     end
 
     -- Notes until when a state is there. The heartbeat forgets it later.

@@ -5,11 +5,14 @@ use crate::limiter::arithmetic::algorithm::bucket::Bucket;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::algorithm::warm_up::WarmUp;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::call::{Call, Holding, Outcome, Run};
 use crate::limiter::model::epoch::Epoch;
+use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::pause::PauseRequest;
 use crate::limiter::model::upstream_report::UpstreamReport;
 use crate::limiter::model::write_back::{Unknown, WriteBack};
+use crate::redis::arguments;
 use crate::redis::tests::fleet::{Fleet, SECOND, granted, lost, slots};
 use crate::redis::tests::{LEASE, START};
 
@@ -202,6 +205,43 @@ fn a_missing_key_begins_an_epoch() {
     let second = answer.epoch.id;
     assert_eq!(fleet.ask(3 * SECOND, second, 1).epoch.id, second);
     assert_eq!(fleet.ask(60 * SECOND, second, 1).epoch.id, second);
+}
+
+#[test]
+fn a_missing_key_begins_an_epoch_though_the_call_that_finds_it_ends_early() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let first = fleet.begin(0);
+    let (context, refs) = (fleet.context(SECOND), [fleet.limiter_ref.clone()]);
+    let runs = vec![Run { cost: 1, wait_max: Micros(10 * SECOND), count: 4 }];
+    let call = Call {
+        replica: 1,
+        epoch: first,
+        generations: vec![0],
+        runs,
+        queue_slots_left: 100,
+        ..Call::default()
+    };
+    let answer = fleet.store.reserve_numbered(&context, &refs, &call, 1);
+    let key = crate::redis::keys::limiter("p", &fleet.limiter_ref, true);
+    redis::cmd("DEL").arg(&key).exec(&mut fleet.store.connection).unwrap();
+    // The answer was lost, and the call comes again.
+    assert_eq!(fleet.store.reserve_numbered(&context, &refs, &call, 1), answer);
+    let second = fleet.ask(SECOND, first, 1).epoch;
+    assert!(second.id > first && second.settles_until.is_some(), "{second:?}");
+    // Behind it comes a state that cannot be read.
+    let strange = LimiterRef { name: LimiterName::parse("b").unwrap(), ..fleet.limiter_ref.clone() };
+    let second = fleet.hear(SECOND, second.id);
+    assert_eq!(granted(&fleet.ask(2 * SECOND, second, 4)).0, 4);
+    redis::cmd("DEL").arg(&key).exec(&mut fleet.store.connection).unwrap();
+    let other = crate::redis::keys::limiter("p", &strange, true);
+    redis::cmd("SET").arg(other).arg("strange").exec(&mut fleet.store.connection).unwrap();
+    let call = Call { epoch: second, generations: vec![0, 0], ..call };
+    let arguments =
+        arguments::reserve(&fleet.context(3 * SECOND), &[fleet.limiter_ref.clone(), strange], &call, 0);
+    let result: redis::RedisResult<redis::Value> =
+        fleet.store.scripts.reserve.command(&arguments).query(&mut fleet.store.connection);
+    assert!(result.is_err_and(|error| error.to_string().contains("UNREADABLE")));
+    assert!(fleet.ask(3 * SECOND, second, 1).epoch.id > second);
 }
 
 #[test]

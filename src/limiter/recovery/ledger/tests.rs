@@ -80,7 +80,7 @@ fn part_of(whole: &LimiterRef) -> OwnPart {
 #[test]
 fn what_a_call_books_is_known_until_it_matters_no_more() {
     let (mut ledger, a, b) = (Ledger::default(), limiter_ref("a", 2), limiter_ref("b", 60));
-    let refs = [a.clone(), b.clone()];
+    let refs = [a, b.clone()];
     book(&mut ledger, &refs, at(0), &[(at(0), 1), (at(0), 2), (at(300), 4)]);
     let grants = vec![(at(0), 3), (at(300), 4)];
     assert_eq!(known(&ledger, at(100)), [("a".into(), grants.clone()), ("b".into(), grants.clone())]);
@@ -138,7 +138,7 @@ fn what_is_given_back_or_rescheduled_has_its_place_no_more() {
     book(&mut ledger, &refs, at(0), &[(at(0), 2), (at(0), 2), (at(0), 2), (at(500), 1), (at(900), 1)]);
     let answer = Answer { now: at(10), ..Answer::default() };
     let give_back = vec![holding(at(0), 2, 2)];
-    ledger.record(&refs, &Call { give_back: give_back.clone(), ..Call::default() }, &answer);
+    ledger.record(&refs, &Call { give_back, ..Call::default() }, &answer);
     let left = vec![(at(0), 2), (at(500), 1), (at(900), 1)];
     assert_eq!(known(&ledger, at(10)), [("a".into(), left.clone()), ("b".into(), left)]);
     // Two slots are rescheduled: one has a new place, the other none. The bookings of `b` have not moved, and are left alone.
@@ -264,7 +264,8 @@ fn a_reset_takes_what_was_granted_until_then() {
         ..limiter_ref("a", 60)
     };
     let (one, other, b) = (of("one"), of("other"), limiter_ref("b", 60));
-    let everything = [one.clone(), other.clone(), b.clone()];
+    let partition = one.partition;
+    let everything = [one, other, b];
     let filled = || {
         let mut ledger = Ledger::default();
         book(&mut ledger, &everything, at(0), &[(at(0), 1), (at(100), 2)]);
@@ -288,13 +289,13 @@ fn a_reset_takes_what_was_granted_until_then() {
     assert_eq!(sums(&mut filled()), [(3, 3); 3]);
     let mut ledger = filled();
     let before = ledger.changes();
-    reset(&mut ledger, one.partition, 0);
+    reset(&mut ledger, partition, 0);
     assert_eq!((sums(&mut ledger), ledger.changes() > before), (vec![(3, 2), (3, 3), (3, 3)], true));
     reset(&mut ledger, None, 600);
     // Then only grants of the outage are left to report.
     assert_eq!(sums(&mut ledger), [(2, 2), (2, 2), (3, 3)]);
     let mut ledger = filled();
-    reset(&mut ledger, one.partition, 800);
+    reset(&mut ledger, partition, 800);
     assert_eq!(sums(&mut ledger), [(0, 1), (3, 3), (3, 3)]);
 }
 
