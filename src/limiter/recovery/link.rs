@@ -496,6 +496,7 @@ mod tests {
         };
         assert_eq!(session.followed, None);
         assert_eq!(told(&mut session, 3, 10, false), Some((10, 10)));
+        answer(&mut session, 15, epoch(3, 15, None));
         assert_eq!(told(&mut session, 3, 20, true), Some((10, 20)));
         assert_eq!(session.followed.map(|followed| followed.sent), Some(at(20)));
         assert_eq!(told(&mut session, 3, 30, false), Some((30, 30)), "some were missed");
@@ -569,5 +570,21 @@ mod tests {
             on(&mut session, SessionEvent::Failed { sent: at(100) }, at(200)).0,
             Link::Held { .. }
         ));
+    }
+
+    #[test]
+    fn a_replica_has_stood_still_when_it_has_not_looked_for_as_long_as_an_outage_takes_to_show() {
+        let mut session = session();
+        answer(&mut session, 0, epoch(3, 0, None));
+        on(&mut session, SessionEvent::Failed { sent: at(200) }, at(300));
+        let until = |millis| Link::Held { epoch: 3, until: at(millis) };
+        // The doubt ends at 795 ms.
+        assert_eq!(on(&mut session, SessionEvent::Tick, at(795 + 595)).0, until(795 + 595 + 595));
+        let away = at(795 + 595 + 595);
+        assert_eq!(on(&mut session, SessionEvent::Tick, away).0, Link::Away { outage: 1 });
+        let later = away + Micros::from_millis(594);
+        assert_eq!(on(&mut session, SessionEvent::Tick, later).0, Link::Away { outage: 1 });
+        let later = later + Micros::from_millis(595);
+        assert!(matches!(on(&mut session, SessionEvent::Tick, later).0, Link::Held { .. }));
     }
 }

@@ -179,7 +179,7 @@ mod tests {
         let entries = record.next_part(now, &windows).map(|part| part.entries).unwrap_or_default();
         let (before, within): (Vec<Entry>, Vec<Entry>) =
             entries.into_iter().partition(|entry| entry.at + windows[0].window <= now);
-        assert!(before.len() <= 1);
+        assert!(before.len() <= 1 && before.iter().all(|entry| entry.permits > 0));
         [before, within].map(|entries| entries.iter().map(|entry| entry.permits).sum())
     }
 
@@ -214,5 +214,52 @@ mod tests {
         let in_full_use: Vec<(u64, u64)> = (1..20).map(|half| (half, 1)).collect();
         let (whole, third) = (bucket(6, 6), bucket(2, 2));
         assert_eq!(written_back(&whole, &third, 2, &in_full_use), [1, 2]);
+    }
+
+    /// Returns a limiter with these rules, and this replica's part of it, which lacks nothing.
+    fn own_part(rules: &[Rule]) -> OwnPart {
+        let (name, group) = (LimiterName::parse("bucket").unwrap(), "bucket".into());
+        let whole = LimiterRef { name, partition: None, group, rules: rules.into(), valid_until: None };
+        OwnPart { share: whole.clone(), whole, lacking: (Micros(100 * SECOND), vec![0; rules.len()]) }
+    }
+
+    #[test]
+    fn a_long_outage_keeps_no_more_grants_than_matter() {
+        let rules = [bucket(2, 5), bucket(2, 10)];
+        let (own, windows) = (own_part(&rules), rules.each_ref().map(window));
+        let mut record = OfflineRecord::default();
+        for second in 100..200 {
+            let at = Micros(second * SECOND);
+            record.record(at, &own, &windows, &[(at, 2)]);
+        }
+        // The longer window is five seconds and a moment.
+        assert_eq!(record.granted.entries().len(), 6);
+    }
+
+    #[test]
+    fn changed_limits_lack_what_those_before_lacked() {
+        let (one, two) = ([bucket(2, 5)], [bucket(2, 5), bucket(1, 3)]);
+        let mut record = OfflineRecord::default();
+        let at = |second| Micros(second * SECOND);
+        record.record(at(100), &own_part(&one), &one.each_ref().map(window), &[(at(100), 5)]);
+        let windows = two.each_ref().map(window);
+        record.record(at(101), &own_part(&two), &windows, &[]);
+        assert_eq!((record.checkpoints.len(), record.rules.len()), (2, 2));
+    }
+
+    #[test]
+    fn behind_a_reset_nothing_was_lacking() {
+        let whole = bucket(2, 50);
+        let (mut own, windows) = (own_part(&[whole.clone()]), [window(&whole)]);
+        own.lacking.1 = vec![50];
+        let mut record = OfflineRecord::default();
+        let at = |second| Micros(second * SECOND);
+        for second in 100..130 {
+            record.record(at(second), &own, &windows, &[(at(second), 2)]);
+        }
+        record.reset(at(128));
+        assert!(record.is_pending());
+        let part = record.next_part(at(130), &windows).unwrap();
+        assert_eq!(part.entries, [Entry { at: at(129), permits: 2 }]);
     }
 }

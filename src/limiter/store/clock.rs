@@ -308,4 +308,26 @@ mod tests {
         assert_eq!(both.at(after(3)), shown(103));
         assert_eq!(both.at(after(2)), shown(102) + Micros::ONE);
     }
+
+    #[test]
+    fn each_answer_narrows_the_bounds() {
+        // Carried out at the end of a slow call, and at the beginning of another one.
+        let mut clock = ClockWatch::new(after(0), after(20), shown(20));
+        assert_eq!(clock.learn(after(30), after(50), shown(30)), None);
+        let (earliest, latest) = (clock.bounds().earliest(after(50)), clock.bounds().latest(after(50)));
+        assert!(
+            earliest >= shown(50) - Micros(10) && latest <= shown(50) + Micros(10),
+            "{earliest:?} {latest:?}"
+        );
+    }
+
+    #[test]
+    fn small_contradictions_long_after_each_other_are_no_step() {
+        for (second, is_step) in [(500, true), (2500, false)] {
+            let mut clock = ClockWatch::new(after(0), after(0), shown(0));
+            assert_eq!(clock.learn(after(100), after(100), shown(96)), None);
+            let behind = shown(second) - Micros::from_millis(8);
+            assert_eq!(clock.learn(after(second), after(second), behind).is_some(), is_step, "{second}");
+        }
+    }
 }

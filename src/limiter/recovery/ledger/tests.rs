@@ -305,7 +305,7 @@ fn grants_of_an_outage_are_the_stores_when_they_are_written_back() {
     assert!(!ledger.has_unreported());
     ledger.record_offline(at(0), &[part_of(&a), part_of(&b)], &[(at(0), 1), (at(100), 4)]);
     assert!(ledger.has_unreported() && ledger.lacks(std::slice::from_ref(&a)));
-    ledger.remove_offline(std::slice::from_ref(&a), &[holding(at(100), 2, 1), holding(at(100), 1, 1)]);
+    ledger.remove_offline(std::slice::from_ref(&a), &[holding(at(100), 1, 3)]);
     assert_eq!(unreported(&mut ledger, &b, at(200)), [(at(0), 1), (at(100), 4)]);
     assert_eq!(unreported(&mut ledger, &a, at(200)), [(at(0), 1), (at(100), 1)]);
     // The store's clock is 50 ms ahead of this process's.
@@ -338,10 +338,10 @@ fn a_limiter_that_moves_to_another_part_of_the_store_takes_its_grants_along() {
     let mut ledger = Ledger::default();
     let changes = ledger.changes();
     ledger.take_over(&limiter, &before);
+    assert!(ledger.has_unreported());
     let moved = LimiterRef { group: "other".into(), ..a.clone() };
     assert_eq!((ledger.unreported(), ledger.changes() > changes), (vec![moved], true));
     assert_eq!(unreported(&mut ledger, &a, at(0)), [(at(0), 1), (at(600), 2)]);
-    assert!(ledger.has_unreported());
     // A page that is there has its own limits.
     let mut ledger = Ledger::default();
     book(&mut ledger, &[limiter_ref("a", 2)], at(700), &[(at(700), 1)]);
@@ -389,4 +389,29 @@ fn grants_that_find_no_page_are_told_of_until_they_matter_no_more() {
     assert!(!ledger.is_complete(at(2299)), "the later one still matters");
     ledger.record_offline(at(200), &[part_of(&a)], &[(at(200), 1)]);
     assert!(ledger.next_unreported(&a, at(300)).is_none());
+}
+
+#[test]
+fn a_grant_matters_for_the_longest_of_several_windows() {
+    let rules: Vec<Rule> =
+        [2, 60].iter().flat_map(|seconds| limiter_ref("a", *seconds).rules.to_vec()).collect();
+    let both = LimiterRef { rules: rules.into(), ..limiter_ref("a", 2) };
+    let mut ledger = Ledger::default();
+    ledger.miss(&both, Some(at(0)));
+    assert!(!ledger.is_complete(at(59_999)) && ledger.is_complete(at(60_000)));
+    let mut ledger = Ledger::default();
+    book(&mut ledger, std::slice::from_ref(&both), at(0), &[(at(0), 1)]);
+    assert_eq!(ledger.expires(), Some(at(60_000)));
+    // Any call removes pages of others that matter no more.
+    book(&mut ledger, &[limiter_ref("b", 60)], at(60_000), &[(at(60_000), 1)]);
+    assert_eq!(ledger.copy(at(60_000), usize::MAX).pages, 1);
+}
+
+#[test]
+fn what_is_unreported_is_in_the_order_of_the_names() {
+    let refs: Vec<LimiterRef> = ('a'..='p').map(|name| limiter_ref(&name.to_string(), 60)).collect();
+    let mut ledger = Ledger::default();
+    book(&mut ledger, &refs, at(0), &[(at(0), 1)]);
+    ledger.forget(7, at(500));
+    assert_eq!(ledger.unreported(), refs);
 }
