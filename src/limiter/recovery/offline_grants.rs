@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn behind_a_reset_nothing_was_lacking() {
         let whole = bucket(2, 50);
-        let (mut own, windows) = (own_part(&[whole.clone()]), [window(&whole)]);
+        let (mut own, windows) = (own_part(std::slice::from_ref(&whole)), [window(&whole)]);
         own.lacking.1 = vec![50];
         let mut record = OfflineRecord::default();
         let at = |second| Micros(second * SECOND);
