@@ -212,9 +212,10 @@ class Run:
         return f"{at - last[0]:.2f} s after {last[1]}" if last else f"at {at - (self.loaded or at):.2f} s"
 
     def waits(self, weir):
-        """Returns from when to when each request waited at a replica; a refusal at once is no wait."""
-        asks = [(ask.sent + 0.05, ask.stamp or ask.answered or now()) for ask in self.asks if ask.weir is weir and ask.sent]
-        return [(begin, end) for begin, end in asks if begin < end]
+        """Returns from when to when each request waited at a replica; a refusal at once is no wait, however late this program read it."""
+        asks = [ask for ask in self.asks if ask.weir is weir and ask.sent]
+        spans = [(ask.sent + 0.05 + self.client_late(ask.sent, ask.sent + 0.05), ask.stamp or ask.answered or now()) for ask in asks]
+        return [(begin, end) for begin, end in spans if begin < end]
 
     def client_late(self, begin, end):
         """Returns by how much the client was late at most in a stretch of time."""
