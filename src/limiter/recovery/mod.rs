@@ -27,3 +27,6 @@ pub(in crate::limiter) mod offline_grants;
 pub(in crate::limiter) mod own_fault;
 pub(in crate::limiter) mod session;
 pub(in crate::limiter) mod write_back;
+
+#[cfg(test)]
+mod tests;
