@@ -167,9 +167,11 @@ impl Own {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-    use crate::limiter::model::{Answer, Call, Epoch, Limiter, Member, Outcome, Run};
+    use crate::limiter::model::{Answer, Call, Epoch, Member, Outcome, Run};
     use crate::limiter::tests;
 
     const ME: u64 = 1;
@@ -181,11 +183,7 @@ mod tests {
 
     /// Returns a ledger with so many changes, each of which is a grant.
     fn ledger(changes: u64) -> Ledger {
-        let limiter: Limiter = Limiter::clone(&tests::limiter(
-            10,
-            Micros::from_millis(60_000).to_duration(),
-            Micros::ZERO.to_duration(),
-        ));
+        let limiter = tests::limiter(10, Duration::from_secs(60), Duration::ZERO);
         let refs = [LimiterRef::new(&limiter, None, Micros::ZERO)];
         let mut ledger = Ledger::default();
         for number in 0..changes {
@@ -298,7 +296,7 @@ mod tests {
         // A further epoch of that memory begins no such moment anew.
         replica.hears(&CopyExchange::default(), 3, &answer(3, 6, &[ME, OTHER], &[OTHER]), at(1100));
         assert_eq!(replica.restored(at(1150)), std::slice::from_ref(&other));
-        // What was said to an epoch that is over does not count.
+        // A copy that was told to an epoch that is over does not count.
         let said = CopyExchange { told: vec![other.clone()], ..CopyExchange::default() };
         replica.hears(&said, 2, &answer(3, 6, &[ME, OTHER], &[OTHER]), at(1160));
         assert_eq!(replica.restored(at(1160)), [other]);

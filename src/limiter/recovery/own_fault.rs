@@ -56,7 +56,7 @@ mod tests {
         let held = Link::Held { epoch: 3, until: at(595) };
         assert_eq!((fault.link(up, &terms, at(1)), fault.link(up, &terms, at(594))), (held, held));
         assert_eq!(fault.link(up, &terms, at(595)), Link::Away { outage: u64::MAX - 1 });
-        // What the store is to all goes first.
+        // An outage for all goes first.
         let away = Link::Away { outage: 1 };
         assert_eq!(fault.link(away, &terms, at(595)), away);
         fault.answered();

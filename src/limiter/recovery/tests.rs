@@ -34,7 +34,7 @@ const OTHER: u64 = 2;
 const LEASE: Micros = Micros::from_millis(500);
 const TIMEOUT: Micros = Micros::from_millis(100);
 
-/// What a store answers, and what it was told.
+/// The answers of a store, and all that it was told.
 #[derive(Default)]
 struct Script {
     answer: HeartbeatAnswer,

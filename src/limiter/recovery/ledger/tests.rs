@@ -226,7 +226,7 @@ fn a_report_to_a_memory_that_is_lost_meanwhile_is_made_again() {
         (unreported(&mut ledger, &a, at(0)), ledger.lacks(std::slice::from_ref(&a))),
         (vec![(at(0), 1)], true)
     );
-    // What is granted meanwhile is known to the store.
+    // Grants of meanwhile are known to the store.
     book(&mut ledger, std::slice::from_ref(&a), at(800), &[(at(800), 1)]);
     assert_eq!(known(&ledger, at(800)), [("a".into(), vec![(at(800), 1)])]);
     assert_eq!(ledger.expires(), Some(at(60_800)));

@@ -182,7 +182,7 @@ fn a_reset_is_announced_once_and_followed_once() {
 fn a_loss_of_memory_is_told_of_once() {
     let mut session = session();
     let with_memory = |id, memory, millis| Epoch { memory, ..epoch(id, millis, None) };
-    // What was granted before this replica came is not its own.
+    // Grants of before this replica came are not its own.
     let (_, first) = answer(&mut session, 0, with_memory(3, 3, 0));
     assert!(matches!(first[..], [SessionAction::Forget { memory: 3, .. }]), "{first:?}");
     assert_eq!(answer(&mut session, 10, with_memory(3, 3, 10)).1, []);

@@ -1,4 +1,4 @@
-//! What all workers see of a session.
+//! The session, as all workers see it.
 
 use super::*;
 

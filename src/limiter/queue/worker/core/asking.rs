@@ -183,7 +183,8 @@ impl Worker {
         })
     }
 
-    /// Trades the last slots of one cost queue for freed permits: replaces them, so that all requests behind the freed permits move up. Returns the earliest slot given back.
+    /// Trades the last slots of one cost queue for freed permits: replaces them, so that all requests behind the freed permits move up.
+    /// Returns the earliest slot given back.
     ///
     /// A few at a time, so that replicas share the freed permits. Only slots of one cost, and with nothing else to replace, so
     /// that no other request takes the slots given back. The store does both in one call, so a trade loses nothing.

@@ -117,8 +117,8 @@ impl Worker {
 
     /// Serves requests by the policies of their limiters, where the store is away and cannot be asked now.
     ///
-    /// If one limiter rejects, all requests are refused, the last first where they have lost a slot. Otherwise the limiters that allow everything are left out, and the
-    /// others serve from this replica's share.
+    /// If one limiter rejects, all requests are refused, the last first where they have lost a slot. Otherwise the limiters that allow
+    /// everything are left out, and the others serve from this replica's share.
     pub(super) fn serve_without_store(&mut self, around: &Around, out: &mut Vec<Action>) {
         let is_asked = !self.arrivals.list.is_empty() || !self.owed.replace.is_empty();
         let can_ask = self.calls.under_way.is_none() && around.now >= self.calls.not_before;

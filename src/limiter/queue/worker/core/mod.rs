@@ -15,7 +15,7 @@
 //! - no request waits longer than its wait and a slack, or than the store may take to answer where that is longer, whatever the
 //!   link and the pause are.
 //!
-//! What becomes of a slot:
+//! The fates of a slot:
 //! - it is *replaced*: given back, with another one asked for ([`Worker::replace_slot`]). So it is with a slot that came too late, with a
 //!   whole cost queue behind one (*rebooked*), and with the last slots of a queue, for permits that were freed before them (*traded*);
 //! - it is *void*: the store has moved its booking, as an answer's generations tell. It is *rescheduled* with the next call, which asks
