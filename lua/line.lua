@@ -279,15 +279,18 @@ do
     return 0
   end
 
-  -- Removes the last tickets of a want.
+  -- Removes the last tickets of a want. Returns how many of each flow.
   local function remove_last(line, count, want)
+    local removed = {}
     for _, flow in ipairs(flows_of(line, want)) do
       local taken = count
       while count > 0 and taken > 0 do
         taken = remove_from(line, flow, nil, count, want)
         count = count - taken
+        removed[flow] = (removed[flow] or 0) + taken
       end
     end
+    return removed
   end
 
   -- Adds tickets that came between two instants. Those of a key that came shortly after others are of their run.
@@ -340,6 +343,7 @@ do
 
   -- Brings the tickets of a want of the calling replica to what it says. Returns how many of each group are new.
   local function reconcile(line, now, ahead, want)
+    work.done = work.done + 200
     local id, class, weight, _, waiting, left = unpack(want)
     local flow, total, has = flow_of(line, id, class, weight), 0, tickets(line, want) + dealt_of(line, want)
     for group = 4, #waiting, 4 do total = total + waiting[group] end
@@ -373,10 +377,26 @@ do
     if flow then flow[4] = max(flow[4] - virtual_of(permits, flow[3]), 0) end
   end
 
+  -- Returns { slot, count, costs } of slots to give back, where those with the same costs that follow each other in one slot are one.
+  local function together(unused)
+    local slots, last, name = {}, nil, nil
+    for _, own in ipairs(unused) do
+      local costs = concat(own[5], " ")
+      if last and last[1] == own[3] and name == costs then
+        last[2] = last[2] + own[4]
+      else
+        last, name = { own[3], own[4], own[5] }, costs
+        insert(slots, last)
+      end
+    end
+    return slots
+  end
+
   -- Returns how many permits of each limiter the requests of a flow are for, of replicas that are alive: up to each of its runs.
   local function sums_of(flow, books, is_alive)
     local sums, runs, counts = {}, flow[5], {}
     local size = #runs
+    work.done = work.done + 30 * size
     for index = 1, size do
       local run = runs[index]
       counts[index] = is_alive[run[1]] and run[6] or 0
@@ -396,6 +416,7 @@ do
   -- costs: their requests are counted together.
   local function total_of(flow, books, is_alive)
     local sums, runs, counts, costs_of = {}, flow[5], {}, {}
+    work.done = work.done + 80 + 20 * #runs
     for index = 1, #runs do
       local run = runs[index]
       if is_alive[run[1]] then
@@ -458,6 +479,6 @@ do
     CLASSES_MAX = CLASSES_MAX, load = load, keep = keep, price = price, virtual_of = virtual_of, permits_of = permits_of, share_of = share_of, forget = forget, hear = hear,
     reach = reach, caller_of = caller_of, tickets = tickets, flow_with = flow_with, flows_of = flows_of, is_of = is_of, remove_last = remove_last, take = take,
     reconcile = reconcile, take_back = take_back, settle = settle, last_of = last_of, later_than = later_than, sums_of = sums_of, total_of = total_of, runs_by = runs_by,
-    has_tickets = has_tickets,
+    has_tickets = has_tickets, together = together,
   }
 end

@@ -56,6 +56,28 @@ do
     Timeline.prune(timeline, now, rules, checkpoints, max(now, state.void_from))
   end
 
+  -- Reads the states of a queue's limiters and brings them to `now`. `callers` are of each, as the caller knows it, its rules as text and the
+  -- generation. Returns the states, the caller's own rules of each, whether bookings of any are being moved, and the epoch, which begins
+  -- anew where a state is gone.
+  local function all(stored, epoch, now, callers, lease, replica, settle, live_key)
+    local states, own_rules, is_moving, size = {}, {}, false, #callers / 2
+    for index = 1, size do
+      states[index] = State.load(KEYS[index], stored[index], now)
+      if settle > 0 and not stored[index] then epoch = Epoch.without_state(epoch, live_key, KEYS[index], now, settle) end
+    end
+    for index = 1, size do
+      local own, rules = states[index], callers[2 * index - 1]
+      state(own, KEYS[index], epoch, now, rules, lease, replica)
+      own_rules[index] = Rule.parse_own(rules, own)
+      -- The caller has still to follow the last change.
+      if State.is_pending(own) and callers[2 * index] ~= own.generation then
+        own.rescheduled_until = max(own.rescheduled_until, now + lease)
+      end
+      is_moving = is_moving or own.timeline.moving ~= nil
+    end
+    return states, own_rules, is_moving, epoch
+  end
+
   local function rare()
     -- Declares the caller's rules beside those of others, or in place of those that stood alone.
     local function declare(state, now, text, lease, replica)
@@ -133,5 +155,5 @@ do
     }
   end
 
-  Open = setmetatable({ state = state, rare = rare }, Lazy)
+  Open = setmetatable({ state = state, all = all, rare = rare }, Lazy)
 end

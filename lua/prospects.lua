@@ -6,13 +6,14 @@
 --   totals  of a flow: the same of all its runs
 --   peers   of a class: each of its flows
 --   below   of a class: the totals of all classes before it
+--   available  of a limiter: the permits that could be used now, under each of its rules
 
 local Prospects
 do
   local concat = table.concat
 
   local function new(line, books, is_alive)
-    return { line = line, books = books, is_alive = is_alive, sums = {}, totals = {}, peers = {}, below = {} }
+    return { line = line, books = books, is_alive = is_alive, sums = {}, totals = {}, peers = {}, below = {}, available = {} }
   end
 
   -- Returns what is known of a flow; `learn` of the line finds it out.
@@ -47,6 +48,7 @@ do
     local found, books = prospects.peers[class], prospects.books
     if found then return found end
     found = { same = {}, of = {} }
+    work.done = work.done + 50 * #prospects.line.flows
     local columns, known = {}, {}
     for book = 1, books do columns[book] = {} end
     for _, flow in ipairs(prospects.line.flows) do
@@ -84,6 +86,7 @@ do
   -- Returns how many permits of a limiter the others of a class get until one of its flows has got as far as `finish`.
   local function until_finish(peers, flow, finish, book)
     local permits, column, own = 0, 3 + book, peers.of[flow]
+    work.done = work.done + 14 * #peers
     for index = 1, #peers do
       local peer = peers[index]
       local apart = finish - peer[1]
@@ -101,6 +104,7 @@ do
   -- others in its flow those go before that came by `came`.
   local function before(prospects, flow, want, behind, came)
     local costs, class, books = want[4], flow[2], prospects.books
+    work.done = work.done + 150
     local sums, size, peers, below =
       sums_of(prospects, flow), Line.runs_by(flow, came), peers_of(prospects, class), below_of(prospects, class)
     local later, own, ahead_of, of_others = Line.later_than(prospects.line, flow, came, want) - behind, 0, {}, {}
@@ -132,30 +136,38 @@ do
     return permits
   end
 
-  -- Takes in that requests of a flow are gone.
-  local function refresh(prospects, flow)
-    local before, books = prospects.totals[flow], prospects.books
-    prospects.sums[flow], prospects.totals[flow] = nil, nil
-    if not before then return end
-    local after, peers = total_of(prospects, flow), prospects.peers[flow[2]]
-    if peers then
-      local peer, same = peers.of[flow], peers.same
-      fill(peer, after, flow[3], books)
-      for book = 1, books do
-        if peer[3 + book] ~= peer[3 + same[book]] then same[book] = book end
-      end
-    end
-    for class, below in pairs(prospects.below) do
-      if class > flow[2] then
-        for book = 1, books do below[book] = below[book] - before[book] + after[book] end
-      end
-    end
+  -- Returns the permits of a limiter that could be used now, under each of its rules.
+  local function available(prospects, states, now, book)
+    local found, state = prospects.available[book], states[book]
+    if found then return found end
+    found = {}
+    for place, rule in ipairs(state.rules) do found[place] = State.available(state, now, rule) end
+    prospects.available[book] = found
+    return found
   end
 
-  -- Removes the last tickets of a want.
+  -- Removes the last tickets of a want. Those of the calling replica count wherever anything was learnt of their flow.
   local function remove_last(prospects, count, want)
-    Line.remove_last(prospects.line, count, want)
-    for _, flow in ipairs(Line.flows_of(prospects.line, want)) do refresh(prospects, flow) end
+    local costs, books = want[4], prospects.books
+    for flow, removed in pairs(Line.remove_last(prospects.line, count, want)) do
+      local total, peers = prospects.totals[flow], prospects.peers[flow[2]]
+      prospects.sums[flow] = nil
+      if total then
+        for book = 1, books do total[book] = total[book] - removed * costs[book] end
+      end
+      if total and peers then
+        local peer, same = peers.of[flow], peers.same
+        fill(peer, total, flow[3], books)
+        for book = 1, books do
+          if peer[3 + book] ~= peer[3 + same[book]] then same[book] = book end
+        end
+      end
+      for class, below in pairs(prospects.below) do
+        if class > flow[2] then
+          for book = 1, books do below[book] = below[book] - removed * costs[book] end
+        end
+      end
+    end
   end
 
   -- Returns for how many numbers of requests one call estimates how long they wait, and of how many wants without newcomers it tells: of fewer
@@ -166,5 +178,5 @@ do
     return max(min(ESTIMATES_MAX, looked_at), ESTIMATES_LEAST), max(looked_at, LASTS_LEAST)
   end
 
-  Prospects = { budgets = budgets, new = new, before = before, at_once = at_once, remove_last = remove_last }
+  Prospects = { budgets = budgets, new = new, before = before, at_once = at_once, available = available, remove_last = remove_last }
 end

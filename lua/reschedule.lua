@@ -312,11 +312,17 @@ local Reschedule = setmetatable({ rare = function()
   -- Takes back permits of a slot that have no new place yet.
   local function take_moving(state, slot, permits)
     local pages, cell = state.timeline.moving or {}, state.rescheduled_cell
-    for page = 1, #pages, 2 do
+    local low, high = 1, #pages / 2 + 1
+    while low < high do
+      local middle = floor((low + high) / 2)
+      local entries = pages[2 * middle - 1]
+      if entries[#entries] < slot then low = middle + 1 else high = middle end
+    end
+    for page = 2 * low - 1, #pages, 2 do
       local entries, counts = pages[page], pages[page + 1]
       local size = #entries
       if entries[size] >= slot then
-        local low, high = 1, size
+        low, high = 1, size
         while low < high do
           local middle = floor((low + high) / 2)
           if entries[middle] < slot then low = middle + 1 else high = middle end

@@ -19,6 +19,7 @@ do
       end
     end
     timeline.keeps_empty = place == 0
+    if timeline.pages then work.done = work.done + Pages.work(timeline.pages) end
     return {
       -- The last change of the limits: reschedule.lua.
       generation = row[1], void_from = row[2], previous_generation = row[3],
@@ -110,6 +111,26 @@ do
     return #state.rescheduled > 0 or state.timeline.moving ~= nil
   end
 
+  -- Writes the states of a queue's limiters. Returns what the caller is told of each, the last booked instant, and until when one of them is sure
+  -- to exist.
+  local function keep_all(states, own_rules, stored, now, live_key, moved_key, epoch)
+    local rows, last_booked, lives_until = {}, 0, now
+    for index = 1, #states do
+      local state, rules, available_now = states[index], own_rules[index], {}
+      for place = 1, #rules do available_now[place] = available(state, now, rules[place]) end
+      local expires_at, pause_end = expires(state), paused_until(state, now)
+      last_booked = max(last_booked, state.timeline.at[state.timeline.size] or 0)
+      if now < epoch.opens and #state.written_back > 0 then
+        expires_at = max(expires_at, epoch.opens + Rule.longest_window(state.rules))
+      end
+      lives_until = max(lives_until, keep(KEYS[index], stored[index], state, now, expires_at, live_key, moved_key, epoch))
+      -- Several sets of limits are in force only as long as each is declared again and again.
+      local is_disputed = #state.declared > 3 and 1 or 0
+      rows[index] = { state.generation, state.void_from, state.previous_generation, available_now, pause_end, is_disputed }
+    end
+    return rows, last_booked, lives_until
+  end
+
   local function rare()
     -- Returns the checkpoint of a rule that nothing was booked under; nil for an algorithm that has none. Where the bookings before
     -- `known_from` are not known, the bucket was empty as late as it can have been to be full again then.
@@ -160,7 +181,7 @@ do
   end
 
   State = setmetatable({
-    load = load, pack = pack, expires = expires, keep = keep, available = available, paused_until = paused_until, is_pending = is_pending,
+    load = load, pack = pack, expires = expires, keep = keep, keep_all = keep_all, available = available, paused_until = paused_until, is_pending = is_pending,
     rare = rare,
   }, Lazy)
 end

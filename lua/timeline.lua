@@ -176,6 +176,7 @@ do
         entries[kept], permits[kept] = at, count
       end
     end
+    work.done = work.done + 14 * (size - timeline.stale)
     shorten(timeline, kept)
     if timeline.pages then Pages.touch(timeline.pages, 0, merged) end
   end

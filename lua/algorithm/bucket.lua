@@ -119,6 +119,7 @@ function Algorithm.B()
   local function note_latest(rule, sight, way, spare, spare_rest)
     local latest, latest_rest, rate = sight.latest or {}, sight.latest_rest or {}, rule.rate
     sight.latest, sight.latest_rest = latest, latest_rest
+    work.done = work.done + 8 * #way
     for place = #way - 4, 1, -5 do
       local at, tat, rest = way[place], way[place + 1], way[place + 2]
       local micros, parts = way[place + 3] - tat, way[place + 4] - rest
@@ -190,7 +191,7 @@ function Algorithm.B()
         end
         local border = start + beyond
         if tat > border or (tat == border and rest > beyond_rest) then
-          work.done = work.done + 8 * seen
+          work.done = work.done + 12 * seen
           return nil, start + 1
         end
         if found > cost then found = min(found, cost + permits_until(rule, tat, rest, border, beyond_rest)) end
@@ -209,7 +210,7 @@ function Algorithm.B()
       end
       entry = entry + 1
     end
-    work.done = work.done + 8 * seen
+    work.done = work.done + 12 * seen
     if seen > 5 * FAR then note_latest(rule, sight, way, spare, spare_rest) end
     return found
   end

@@ -52,25 +52,14 @@ local epoch = Epoch.open(epoch_key, stored[books + 2], now, known_epoch, run, se
 
 -- ---- load ----
 
-local states, own_rules, is_moving = {}, {}, false
-for index = 1, books do
-  states[index] = State.load(KEYS[index], stored[index], now)
-  if settle > 0 and not stored[index] then epoch = Epoch.without_state(epoch, live_key, KEYS[index], now, settle) end
-end
-for index = 1, books do
-  local rules = callers[2 * index - 1]
-  local state = states[index]
-  Open.state(state, KEYS[index], epoch, now, rules, lease, replica)
-  own_rules[index] = Rule.parse_own(rules, state)
-  -- The caller has still to follow the last change.
-  if State.is_pending(state) and callers[2 * index] ~= state.generation then
-    state.rescheduled_until = max(state.rescheduled_until, now + lease)
-  end
-  is_moving = is_moving or state.timeline.moving ~= nil
-end
+local states, own_rules, is_moving
+states, own_rules, is_moving, epoch = Open.all(stored, epoch, now, callers, lease, replica, settle, live_key)
 if is_moving then
-  Reschedule.go_on(states, now, Reschedule.MOVING_MAX)
-  is_moving = false
+  -- Fewer are moved where the call gives slots back, and takes in many flows.
+  local MOVED_MAX, MOVING_LEAST, BACK, TOLD = 10000, 5000, 250, 250
+  Reschedule.go_on(states, now, max(Reschedule.MOVING_MAX - BACK * #unused * books - TOLD * #wants, MOVING_LEAST))
+  -- A call that has moved so much deals nothing.
+  is_moving = work.done > MOVED_MAX
   for index = 1, books do is_moving = is_moving or states[index].timeline.moving ~= nil end
 end
 -- Behind the beginning of an epoch all replicas have so long to name the requests that wait, of which the oldest go first.
@@ -91,6 +80,7 @@ local caller = is_repeated and before or Line.hear(line, now, known, begins, cal
 
 -- Takes the permits of a slot back from every limiter. `generations` are those under which they were dealt.
 local function give_back(slot, count, costs, generation_of)
+  work.done = work.done + 400 * books
   for index = 1, books do
     if costs[index] > 0 then
       Reschedule.give_back_at(Reschedule.cursor(states[index], slot, generation_of(index)), costs[index] * count)
@@ -132,9 +122,9 @@ end
 
 local new = {}
 if not is_repeated then
-  for _, slot in ipairs(unused) do
-    give_back(slot[3], slot[4], slot[5], function(index) return callers[2 * index] end)
-    Line.take_back(line, slot[1], slot[2], slot[4], slot[5])
+  for _, slot in ipairs(unused) do Line.take_back(line, slot[1], slot[2], slot[4], slot[5]) end
+  for _, slot in ipairs(Line.together(unused)) do
+    give_back(slot[1], slot[2], slot[3], function(index) return callers[2 * index] end)
   end
   for index = 1, #wants do new[index] = Line.reconcile(line, now, ahead, wants[index]) end
 end
@@ -186,10 +176,8 @@ end
 local next_at, next_violated
 
 if not is_closed and not is_repeated and line.flows[1] then
-  -- The most instants at which one call deals; one less for each three flows, which cost a call something, too. The rest comes with the next one.
-  local DEALS_MAX, DEALS_LEAST = 32, 12
-  -- How often one call looks for room from now on again, because another replica hears of its slots sooner.
-  local SEARCHES_MAX = 12
+  -- A call that has done so much deals nothing more.
+  local DEALT_MAX = 40000
   local till, lead, quantum = now + ahead, nil, nil
   do
     -- A turn takes that part of what the limits grant within the time that slots are dealt ahead, one permit at least: a call takes some
@@ -206,7 +194,14 @@ if not is_closed and not is_repeated and line.flows[1] then
     end
     quantum = max(floor(quantum / TURNS), 1)
   end
-  local flows, deals_left, searches_left = line.flows, max(DEALS_MAX - floor(#line.flows / 3), DEALS_LEAST), SEARCHES_MAX
+  local flows, deals_left, searches_left = line.flows, nil, nil
+  do
+    -- The most instants at which one call deals; one less for each three flows, which cost a call something, too. The rest comes with the next one.
+    local DEALS_MAX, DEALS_LEAST = 32, 12
+    -- How often one call looks for room from now on again, because another replica hears of its slots sooner.
+    local SEARCHES_MAX = 12
+    deals_left, searches_left = max(DEALS_MAX - floor(#flows / 3), DEALS_LEAST), SEARCHES_MAX
+  end
   local reaches, is_full, virtuals, heads, tags, turns = {}, {}, { 0, 0, 0, 0 }, {}, {}, nil
   local searches, stood = searches_from(now), now
 
@@ -251,6 +246,7 @@ if not is_closed and not is_repeated and line.flows[1] then
 
   local function line_up_all()
     turns = { {}, {}, {}, {} }
+    work.done = work.done + 110 * #flows
     for index = 1, #flows do line_up(index) end
   end
 
@@ -319,7 +315,7 @@ if not is_closed and not is_repeated and line.flows[1] then
         else
           slips[#slips + 1] = { to, row[2], costs, class, line.deal, at, count }
         end
-        left, deals_left = left - count, deals_left - 1
+        left, deals_left = left - count, work.done > DEALT_MAX and 0 or deals_left - 1
       end
     end
     virtuals[class + 1] = start
@@ -346,17 +342,17 @@ local not_taken, last_ones, is_cut = {}, {}, false
 if not is_repeated and #wants > 0 then
   local TOO_FAR, QUEUE_FULL = 1, 2
   local estimates_left, lasts_left = Prospects.budgets(line)
-  local refused, is_alive, available, searches, found_at = { 0, 0, 0, 0 }, {}, {}, nil, {}
+  -- A call that has done so much looks at no further flows.
+  local WORK_MAX = 55000
+  -- How long newcomers wait is not known while bookings have no places.
+  if is_moving then estimates_left, lasts_left = 0, 0 end
+  local refused, is_alive, searches, found_at = { 0, 0, 0, 0 }, {}, nil, {}
   -- None of the requests that are left finds room before.
   local begin = max(now, next_at or now)
   for _, known in ipairs(line.callers) do
     is_alive[known[1]] = Line.reach(line, known[1], replica, now, grace, 0) ~= nil
   end
   local prospects, has_estimate = Prospects.new(line, books, is_alive), {}
-  for book = 1, books do
-    available[book] = {}
-    for place, rule in ipairs(states[book].rules) do available[book][place] = State.available(states[book], now, rule) end
-  end
 
   -- Returns how long the request waits behind which so many of its want wait, and the limiter and rule that it waits for.
   local function estimate(flow, want, behind, came)
@@ -380,12 +376,14 @@ if not is_repeated and #wants > 0 then
     local more = 0
     for book = 1, books do
       if costs[book] > 0 and ahead_of[book] > at_once[book] then
+        local available = Prospects.available(prospects, states, now, book)
         for place, rule in ipairs(states[book].rules) do
-          local span = Rule.span_exact(rule, max(ahead_of[book] - max(available[book][place], at_once[book]), 0))
+          local span = Rule.span_exact(rule, max(ahead_of[book] - max(available[place], at_once[book]), 0))
           if span > more then more, limiter, limit = span, book, place end
         end
       end
     end
+    if work.done > WORK_MAX then estimates_left = 0 end
     return at - now + more, limiter, limit
   end
 
@@ -452,7 +450,7 @@ if not is_repeated and #wants > 0 then
         end
       end
     end
-    if not has_new then lasts_left = max(lasts_left - 1, 0) end
+    if not has_new then lasts_left = work.done > WORK_MAX and 0 or max(lasts_left - 1, 0) end
     last_ones[2 * index - 1], last_ones[2 * index] = most, longest
   end
 end
@@ -472,18 +470,8 @@ if is_cut or Line.has_tickets(line) then
   end
   caller[2] = again
 end
-local rows, lives_until, last_booked = {}, now, 0
-for index = 1, books do
-  local state, rules, available = states[index], own_rules[index], {}
-  line.generations[index] = state.generation
-  for place = 1, #rules do available[place] = State.available(state, now, rules[place]) end
-  local expires, paused_until = State.expires(state), State.paused_until(state, now)
-  last_booked = max(last_booked, state.timeline.at[state.timeline.size] or 0)
-  if now < epoch.opens and #state.written_back > 0 then expires = max(expires, epoch.opens + Rule.longest_window(state.rules)) end
-  lives_until = max(lives_until, State.keep(KEYS[index], stored[index], state, now, expires, live_key, moved_key, epoch))
-  local is_disputed = #state.declared > 3 and 1 or 0
-  rows[index] = { state.generation, state.void_from, state.previous_generation, available, paused_until, is_disputed }
-end
+for index = 1, books do line.generations[index] = states[index].generation end
+local rows, last_booked, lives_until = State.keep_all(states, own_rules, stored, now, live_key, moved_key, epoch)
 local dealt = {}
 for _, slip in ipairs(line.slips) do
   if slip[1] == replica then dealt[#dealt + 1] = { slip[2], slip[6], slip[7], slip[3] } end

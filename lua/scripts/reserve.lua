@@ -56,23 +56,9 @@ if limiters > 1 then
 end
 local done_before = work.done
 
-local states, own_rules, is_moving = {}, {}, false
-for index = 1, limiters do
-  states[index] = State.load(KEYS[index], stored[index], now)
-  if settle > 0 and not stored[index] then epoch = Epoch.without_state(epoch, live_key, KEYS[index], now, settle) end
-end
+local states, own_rules, is_moving
+states, own_rules, is_moving, epoch = Open.all(stored, epoch, now, callers, lease, replica, settle, live_key)
 local settles = now < epoch.opens
-for index = 1, limiters do
-  local rules = callers[2 * index - 1]
-  local state = states[index]
-  Open.state(state, KEYS[index], epoch, now, rules, lease, replica)
-  own_rules[index] = Rule.parse_own(rules, state)
-  -- The caller has still to follow the last change.
-  if State.is_pending(state) and callers[2 * index] ~= state.generation then
-    state.rescheduled_until = max(state.rescheduled_until, now + lease)
-  end
-  is_moving = is_moving or state.timeline.moving ~= nil
-end
 if is_moving then
   -- A call that has moved so much does nothing else. It moves fewer where it gives permits back in many places.
   local MOVED_MAX, MOVING_LEAST, BACK = 20000, 5000, 80
@@ -296,8 +282,12 @@ if #reschedule > 0 and not settles and not is_moving then
   local TOGETHER, TOGETHER_LEAST, RESCHEDULED_MAX = 32, 2, 40000
   local size, first, of_first = max(floor(TOGETHER / limiters), TOGETHER_LEAST), 1, 0
   while first <= #reschedule and is_rescheduled do
-    local group, space = {}, size
+    local group, space, largest = {}, size, 0
     while space > 0 and first <= #reschedule do
+      -- A cost that is smaller than one before is searched for anew: those are few.
+      if reschedule[first + 1] < largest then space = floor(space / 2) end
+      if space == 0 then break end
+      largest = max(largest, reschedule[first + 1])
       local count, length = min(reschedule[first + 2] - of_first, space), #group
       group[length + 1], group[length + 2], group[length + 3] = reschedule[first], reschedule[first + 1], count
       space, of_first = space - count, of_first + count
@@ -389,18 +379,7 @@ end
 
 -- ---- store and answer ----
 
-local rows, lives_until, last_booked = {}, now, 0
-for index = 1, limiters do
-  local state, rules, available = states[index], own_rules[index], {}
-  for place = 1, #rules do available[place] = State.available(state, now, rules[place]) end
-  local expires, paused_until = State.expires(state), State.paused_until(state, now)
-  last_booked = max(last_booked, state.timeline.at[state.timeline.size] or 0)
-  if settles and #state.written_back > 0 then expires = max(expires, epoch.opens + Rule.longest_window(state.rules)) end
-  lives_until = max(lives_until, State.keep(KEYS[index], stored[index], state, now, expires, live_key, moved_key, epoch))
-  -- Several sets of limits are in force only as long as each is declared again and again.
-  local is_disputed = #state.declared > 3 and 1 or 0
-  rows[index] = { state.generation, state.void_from, state.previous_generation, available, paused_until, is_disputed }
-end
+local rows, last_booked, lives_until = State.keep_all(states, own_rules, stored, now, live_key, moved_key, epoch)
 local freed_at, freed_permits = QueueOrder.freed(order)
 if freed_permits > 0 and #given_back > 0 and channel ~= "" then
   -- Replicas that hold later slots give them back and book the freed permits. A replica that misses the announcement loses only time.

@@ -227,17 +227,22 @@ fn place_of(searches: &mut [Search<'_>], cost: u64) -> Earliest {
     earliest_of(searches, cost)
 }
 
-/// Returns holdings in groups of so many requests, in their order; the last group may have fewer.
+/// Returns holdings in groups of so many requests, in their order; the last group may have fewer, and so have those with a cost that is smaller
+/// than one before, for which the twin searches anew.
 fn groups(holdings: &[Holding], size: u64) -> Vec<Vec<Holding>> {
     let mut groups: Vec<Vec<Holding>> = Vec::new();
-    let mut space = 0;
+    let (mut space, mut largest) = (0, 0);
     for holding in holdings {
         let mut left = holding.count;
+        if holding.cost < largest {
+            space /= 2;
+        }
         while left > 0 {
             if space == 0 {
                 groups.push(Vec::new());
-                space = size;
+                (space, largest) = (size, 0);
             }
+            largest = largest.max(holding.cost);
             let count = left.min(space);
             groups.last_mut().into_iter().for_each(|group| group.push(Holding { count, ..*holding }));
             (left, space) = (left - count, space - count);

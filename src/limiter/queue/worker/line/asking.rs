@@ -10,14 +10,15 @@ use crate::limiter::recovery::link::Link;
 
 use super::{Lane, LaneKey, Sent, SentWant, Told, Unneeded, Worker};
 
-/// The most lanes that one call tells of.
-const WANTS_MAX: usize = 64;
+/// The most lanes that one call tells of; of fewer where it gives slots back, and of so many at least.
+const WANTS_MAX: usize = 24;
+const WANTS_LEAST: usize = 8;
 
 /// The most groups of requests that one call tells of.
 const GROUPS_MAX: usize = 128;
 
 /// The most slots that one call gives back.
-const UNUSED_MAX: usize = 120;
+const UNUSED_MAX: usize = 40;
 
 /// Requests whose waits end so close to each other go into one group, with the shortest of their waits.
 const GROUP_SPREAD: Micros = Micros::from_millis(1);
@@ -88,7 +89,7 @@ impl Worker {
         let unused = self.take_unused(&generations);
         let ceilings = self.limits.shared.as_ref().map_or(0, |shared| shared.ceilings.len());
         let places = self.places();
-        let (wants, sent) = self.wants(now);
+        let (wants, sent) = self.wants(now, WANTS_MAX.saturating_sub(unused.len() / 2).max(WANTS_LEAST));
         let Told { known, .. } = self.calls.told;
         let line = LineCall {
             ahead: self.ahead(),
@@ -110,7 +111,7 @@ impl Worker {
     /// Asks this replica's own memory.
     pub(super) fn ask_locally(&mut self, now: Moment, out: &mut Vec<Action>) {
         let places = self.places();
-        let (mut wants, sent) = self.wants(now);
+        let (mut wants, sent) = self.wants(now, WANTS_MAX);
         let Told { known, .. } = self.calls.told_locally;
         // The shares of the limiters that are kept: no ceilings, as there is no fleet. Where each has a cost of its own, all are kept.
         let limiters = self.limits.policies.iter().filter(|policy| **policy == OnStoreFailure::Local).count();
@@ -129,7 +130,8 @@ impl Worker {
         Unused { flow, class, slot: *slot, count: *count, costs: self.costs(key) }
     }
 
-    /// Takes the slots to give back that were dealt under these generations; others go with the next call.
+    /// Takes the slots to give back that were dealt under these generations, in their order, which is the cheapest to look up; others go with the
+    /// next call.
     fn take_unused(&mut self, generations: &Generations) -> Vec<Unneeded> {
         let mut taken = Vec::new();
         while taken.len() < UNUSED_MAX
@@ -137,6 +139,7 @@ impl Worker {
         {
             taken.push(unused);
         }
+        taken.sort_by_key(|unused| unused.slot);
         taken
     }
 
@@ -156,12 +159,12 @@ impl Worker {
         places
     }
 
-    /// Returns what the call tells of lanes: of those that have waited longest to be told of.
-    fn wants(&mut self, now: Moment) -> (Vec<Want>, Vec<SentWant>) {
+    /// Returns what the call tells of up to so many lanes: of those that have waited longest to be told of.
+    fn wants(&mut self, now: Moment, most: usize) -> (Vec<Want>, Vec<SentWant>) {
         let mut keys: Vec<(Moment, LaneKey)> =
             self.lanes.iter().filter_map(|(key, lane)| Some((lane.tell_at?, key.clone()))).collect();
         keys.sort_unstable();
-        keys.truncate(WANTS_MAX);
+        keys.truncate(most);
         let near = Micros(self.ahead().0 / LATER);
         let (mut wants, mut sent, mut left) = (Vec::new(), Vec::new(), GROUPS_MAX);
         for (_, key) in keys {
