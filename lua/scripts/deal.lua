@@ -177,7 +177,7 @@ local next_at, next_violated
 
 if not is_closed and not is_repeated and line.flows[1] then
   -- A call that has done so much deals nothing more.
-  local DEALT_MAX = 40000
+  local DEALT_MAX = 35000
   local till, lead, quantum = now + ahead, nil, nil
   do
     -- A turn takes that part of what the limits grant within the time that slots are dealt ahead, one permit at least: a call takes some
