@@ -1,0 +1,227 @@
+//! Epochs on a real Redis: what begins one, what it carries over, and how long its keys live.
+
+use crate::clock::Micros;
+use crate::limiter::MEMBERSHIP_TTL;
+use crate::limiter::arithmetic::algorithm::kind::Kind;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
+use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::call::{Answer, Call, Run};
+use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer, Member, Reported, Reports};
+use crate::limiter::model::pause::PauseByHand;
+use crate::redis::tests::START;
+use crate::redis::tests::fleet::{Fleet, SECOND, granted, lost};
+
+const STATE: &str = "p:{a}:v2:limiter:a";
+
+fn fleet() -> Fleet {
+    Fleet::new(Kind::SlidingWindow(SlidingWindow))
+}
+
+/// Returns for how many seconds a key lives at most.
+fn lives_for(fleet: &mut Fleet, key: &str) -> u64 {
+    let millis: i64 = redis::cmd("PTTL").arg(key).query(&mut fleet.store.connection).unwrap();
+    u64::try_from(millis).expect("a key that expires").div_ceil(1000)
+}
+
+/// Changes the limit to half of it.
+fn halve(fleet: &mut Fleet) {
+    let rules = fleet.limiter_ref.rules.iter();
+    fleet.limiter_ref.rules = rules.map(|rule| Rule { rate: rule.rate / 2, ..rule.clone() }).collect();
+}
+
+/// Sends the heartbeat of a replica that has reported what it was granted to a memory, and what it granted by itself to an epoch.
+fn beat(
+    fleet: &mut Fleet,
+    after: u64,
+    replica: u64,
+    known_epoch: u64,
+    reported: Reported,
+) -> HeartbeatAnswer {
+    let heartbeat = Heartbeat {
+        replica,
+        known_epoch,
+        heard: Micros(START + after),
+        matters_for: Micros(60 * SECOND),
+        reported,
+        ..Heartbeat::default()
+    };
+    fleet.store.heartbeat(&fleet.context(after), &heartbeat)
+}
+
+fn generation(answer: &Answer) -> u64 {
+    answer.generations[0].number
+}
+
+#[test]
+fn the_keys_of_an_epoch_live_as_long_as_what_they_tell_of() {
+    let mut fleet = fleet();
+    let epoch = fleet.begin(0);
+    fleet.ask(SECOND, epoch, 30);
+    // Bookings for 10 s ahead, and a window of as much; all with a margin.
+    let lives = ["p:{a}:v2:limiter:a", "p:live", "p:epoch"].map(|key| lives_for(&mut fleet, key));
+    assert!(
+        (20..=40).contains(&lives[0]) && lives[1..].iter().all(|own| (lives[0]..=100).contains(own)),
+        "{lives:?}"
+    );
+    // A change of the limits moves bookings, which the heartbeat tells.
+    halve(&mut fleet);
+    fleet.ask(SECOND + 100_000, epoch, 0);
+    let followed = Micros(START + SECOND);
+    let heartbeat = Heartbeat { replica: 1, known_epoch: epoch, followed, ..Heartbeat::default() };
+    let moved = fleet.store.heartbeat(&fleet.context(SECOND + 100_000), &heartbeat).moved.unwrap();
+    assert_eq!(moved.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a"]);
+    assert!((10..=60).contains(&lives_for(&mut fleet, "p:moved")));
+}
+
+#[test]
+fn a_state_that_is_written_back_lives_until_what_it_was_charged_with_matters_no_more() {
+    let mut fleet = fleet();
+    let first = fleet.begin(0);
+    fleet.lose_everything();
+    let second = fleet.renew(SECOND, first);
+    fleet.write_back(SECOND, &lost(1, second, &[(8_000_000, 1)]));
+    assert!(lives_for(&mut fleet, STATE) >= 10, "until a window behind the opening");
+}
+
+#[test]
+fn a_lost_key_is_a_lost_memory() {
+    let mut fleet = fleet();
+    let first = fleet.begin(0);
+    fleet.ask(SECOND, first, 4);
+    redis::cmd("DEL").arg(STATE).exec(&mut fleet.store.connection).unwrap();
+    let epoch = fleet.ask(SECOND + 100_000, first, 1).epoch;
+    assert!(epoch.id > first);
+    assert_eq!(epoch.memory, epoch.id);
+}
+
+#[test]
+fn a_run_that_the_caller_cannot_know_is_found_out() {
+    let mut fleet = fleet();
+    fleet.run = "?";
+    let first = fleet.begin(0);
+    assert_eq!(fleet.ask(SECOND, first, 1).epoch.id, first);
+    fleet.run = "another";
+    assert!(fleet.ask(SECOND, first, 1).epoch.id > first);
+}
+
+#[test]
+fn numbers_grow_also_where_the_clock_is_set_back() {
+    let mut fleet = fleet();
+    let first = fleet.begin(8 * SECOND);
+    let before = fleet.ask(9 * SECOND, first, 30);
+    halve(&mut fleet);
+    let halved = fleet.ask(9 * SECOND + 100_000, first, 0);
+    assert!(generation(&halved) > generation(&before));
+    let pause = PauseByHand { lasting: Micros(30 * SECOND), ago: Micros::ZERO, replica: 1 };
+    let limiter_ref = fleet.limiter_ref.clone();
+    fleet.store.pause(&fleet.context(9 * SECOND + 200_000), &limiter_ref, &pause);
+    // A caller that knows nothing comes while the clock shows an earlier instant.
+    let set_back = fleet.ask(SECOND, 0, 0);
+    assert!(set_back.epoch.id > first);
+    assert!(generation(&set_back) > generation(&halved));
+    // A pause from an instant ahead is another clock's.
+    let epoch = fleet.hear(SECOND, set_back.epoch.id);
+    assert_eq!(fleet.ask(2 * SECOND, epoch, 0).paused, [Micros::ZERO]);
+}
+
+/// The first of three members was heard until 2.4 s, the second until `last`, and the third has left. Then nobody is heard for a while.
+fn silence(fleet: &mut Fleet, last: u64, first: u64) -> HeartbeatAnswer {
+    let reported = Reported { memory: first, epoch: first };
+    for after in [800_000, 1_200_000, 1_400_000, 1_600_000, 2_000_000, 2_400_000] {
+        beat(fleet, after, 1, first, reported);
+        if after <= 1_200_000 {
+            beat(fleet, after.min(last), 2, first, reported);
+        }
+    }
+    beat(fleet, last, 2, first, reported);
+    let leaving = Heartbeat {
+        replica: 3,
+        known_epoch: first,
+        heard: Micros(START + 2_400_000),
+        matters_for: Micros(60 * SECOND),
+        reported: Reported { memory: first, epoch: first },
+        leaves: true,
+        ..Heartbeat::default()
+    };
+    fleet.store.heartbeat(&fleet.context(2_400_000), &leaving);
+    let begun = beat(fleet, 4 * SECOND, 1, first, reported).epoch;
+    assert!(begun.id > first && begun.memory == first, "a silence is no loss of memory");
+    fleet.hear(4 * SECOND, begun.id);
+    beat(fleet, 4 * SECOND, 1, begun.id, Reported { memory: first, epoch: begun.id })
+}
+
+#[test]
+fn who_was_cut_off_before_a_silence_owes_no_report_of_it() {
+    // Twice the time that a new epoch takes to open.
+    for (last, owes) in [(1_399_999, Reports::Complete), (1_400_000, Reports::Awaited)] {
+        let mut fleet = fleet();
+        let first = fleet.begin(0);
+        let answer = silence(&mut fleet, last, first);
+        assert_eq!(answer.reports, owes, "{last}");
+        // Who is counted may have been granted its share until now; who has left has not.
+        let millis = |member: &Member| (member.replica, member.matters_for.0 / 1000);
+        let members: Vec<_> = answer.members.iter().map(millis).collect();
+        assert_eq!(members, [(1, 60_000), (2, 60_000), (3, 58_400)]);
+    }
+}
+
+#[test]
+fn who_is_counted_no_more_was_granted_nothing_in_a_silence() {
+    let mut fleet = fleet();
+    let first = fleet.begin(0);
+    let reported = Reported { memory: first, epoch: first };
+    beat(&mut fleet, 100_000, 2, first, reported);
+    let end = 100_000 + Micros::from(MEMBERSHIP_TTL).0 + SECOND;
+    for after in (100_000..end).step_by(400_000) {
+        beat(&mut fleet, after, 1, first, reported);
+        beat(&mut fleet, after, 3, first, reported);
+    }
+    let answer = beat(&mut fleet, end + SECOND, 1, first, reported);
+    assert!(answer.epoch.id > first);
+    let of = |replica| answer.members.iter().find(|member| member.replica == replica).unwrap();
+    assert_eq!(of(2).matters_for, Micros(60 * SECOND + 100_000 - end - SECOND));
+    assert_eq!(of(3).matters_for, Micros(60 * SECOND));
+}
+
+#[test]
+fn those_who_wait_move_up_when_a_late_report_takes_a_charge_back() {
+    let mut fleet = fleet();
+    let first = fleet.begin(0);
+    let reported = Reported { memory: first, epoch: first };
+    beat(&mut fleet, 600_000, 1, first, reported);
+    beat(&mut fleet, 600_000, 2, first, reported);
+    fleet.lose_everything();
+    let members = vec![Member { replica: 2, matters_for: Micros(10 * SECOND), is_counted: true }];
+    let heartbeat = Heartbeat {
+        replica: 1,
+        known_epoch: first,
+        heard: Micros(START + SECOND),
+        matters_for: Micros(10 * SECOND),
+        reported,
+        members,
+        ..Heartbeat::default()
+    };
+    let second = fleet.store.heartbeat(&fleet.context(SECOND), &heartbeat).epoch.id;
+    fleet.hear(SECOND, second);
+    let known = Reported { memory: second, epoch: second };
+    beat(&mut fleet, SECOND, 1, second, known);
+    fleet.keep_alive(SECOND, 2 * SECOND, second);
+    // All of the limit may have been granted to the second one.
+    let run = Run { cost: 1, wait_max: Micros(20 * SECOND), count: 3 };
+    let ask = Call {
+        replica: 1,
+        epoch: second,
+        generations: vec![0],
+        runs: vec![run],
+        queue_slots_left: 9,
+        ..Call::default()
+    };
+    let waiting = fleet.call(2 * SECOND, &ask);
+    assert_eq!(granted(&waiting), (0, Some(11 * SECOND + 500_000)));
+    // It says that it was granted nothing.
+    beat(&mut fleet, 2 * SECOND + 100_000, 2, second, known);
+    let moved = fleet.ask(2 * SECOND + 200_000, second, 0);
+    assert_eq!(moved.epoch.id, second);
+    assert!(generation(&moved) > generation(&waiting));
+    assert!(moved.generations[0].void_from <= Micros(START + 11 * SECOND + 500_000));
+}
