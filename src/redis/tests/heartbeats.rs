@@ -1,5 +1,7 @@
 //! The heartbeat script on a real Redis: who the members are, what they owe, which bookings were moved, and copies of what others were granted.
 
+use std::slice::from_ref;
+
 use crate::clock::Micros;
 use crate::limiter::MEMBERSHIP_TTL;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
@@ -291,16 +293,16 @@ fn copies_go_from_each_member_to_all_others_once() {
     let mut fleet = fleet();
     let epoch = fleet.begin(0);
     let (at, first, second) = (100_000, copy(1, 1, false, "\na 1:2"), copy(2, 5, true, "\na 7:1"));
-    assert!(exchange(&mut fleet, (at, 1, epoch), &[], std::slice::from_ref(&first)).is_empty(), "one's own");
-    assert_eq!(exchange(&mut fleet, (at, 2, epoch), &[], std::slice::from_ref(&second)), [first.clone()]);
-    assert_eq!(exchange(&mut fleet, (at, 1, epoch), &[], &[]), [second.clone()]);
+    assert!(exchange(&mut fleet, (at, 1, epoch), &[], from_ref(&first)).is_empty(), "one's own");
+    assert_eq!(exchange(&mut fleet, (at, 2, epoch), &[], from_ref(&second)), from_ref(&first));
+    assert_eq!(exchange(&mut fleet, (at, 1, epoch), &[], &[]), from_ref(&second));
     assert_eq!(exchange(&mut fleet, (at, 3, epoch), &[(2, 4)], &[]), [first.clone(), second.clone()]);
-    assert_eq!(exchange(&mut fleet, (at, 3, epoch), &[(9, 9), (2, 5)], &[]), [first.clone()]);
+    assert_eq!(exchange(&mut fleet, (at, 3, epoch), &[(9, 9), (2, 5)], &[]), from_ref(&first));
     // A later copy takes the place of an earlier one, and no copy that of a later one.
     let newer = copy(1, 3, false, "\na 1:4");
-    exchange(&mut fleet, (at, 1, epoch), &[], std::slice::from_ref(&newer));
+    exchange(&mut fleet, (at, 1, epoch), &[], from_ref(&newer));
     exchange(&mut fleet, (at, 1, epoch), &[], &[copy(1, 3, true, "same"), copy(1, 2, true, "older")]);
-    assert_eq!(exchange(&mut fleet, (at, 2, epoch), &[(1, 2)], &[]), [newer.clone()]);
+    assert_eq!(exchange(&mut fleet, (at, 2, epoch), &[(1, 2)], &[]), from_ref(&newer));
     // Who does not follow is told none, and of those whose permits do not matter any more nobody is.
     assert!(send(&mut fleet, at, &heartbeat(at, 2, epoch)).copies.is_empty());
     let probe = CopyExchange { follows: true, ..CopyExchange::default() };
