@@ -56,10 +56,9 @@ local states, own_rules, is_moving
 states, own_rules, is_moving, epoch = Open.all(stored, epoch, now, callers, lease, replica, settle, live_key)
 if is_moving then
   -- Fewer are moved where the call gives slots back, and takes in many flows.
-  local MOVED_MAX, MOVING_LEAST, BACK, TOLD = 10000, 5000, 250, 250
+  local MOVING_LEAST, BACK, TOLD = 5000, 250, 250
   Reschedule.go_on(states, now, max(Reschedule.MOVING_MAX - BACK * #unused * books - TOLD * #wants, MOVING_LEAST))
-  -- A call that has moved so much deals nothing.
-  is_moving = work.done > MOVED_MAX
+  is_moving = false
   for index = 1, books do is_moving = is_moving or states[index].timeline.moving ~= nil end
 end
 -- Behind the beginning of an epoch all replicas have so long to name the requests that wait, of which the oldest go first.
