@@ -56,7 +56,7 @@ do
     Timeline.prune(timeline, now, rules, checkpoints, max(now, state.void_from))
   end
 
-  -- Reads the states of a queue's limiters and brings them to `now`. `callers` are of each, as the caller knows it, its rules as text and the
+  -- Reads the states of a queue's limiters, whose keys are the first ones of the call, and brings them to `now`. `callers` are of each, as the caller knows it, its rules as text and the
   -- generation. Returns the states, the caller's own rules of each, whether bookings of any are being moved, and the epoch, which begins
   -- anew where a state is gone.
   local function all(stored, epoch, now, callers, lease, replica, settle, live_key)

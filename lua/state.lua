@@ -111,7 +111,7 @@ do
     return #state.rescheduled > 0 or state.timeline.moving ~= nil
   end
 
-  -- Writes the states of a queue's limiters. Returns what the caller is told of each, the last booked instant, and until when one of them is sure
+  -- Writes the states of a queue's limiters, whose keys are the first ones of the call. Returns what the caller is told of each, the last booked instant, and until when one of them is sure
   -- to exist.
   local function keep_all(states, own_rules, stored, now, live_key, moved_key, epoch)
     local rows, last_booked, lives_until = {}, 0, now

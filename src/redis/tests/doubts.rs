@@ -132,6 +132,20 @@ fn a_late_report_takes_the_place_of_what_was_charged() {
 }
 
 #[test]
+fn those_who_wait_move_up_when_a_late_report_takes_a_charge_back() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let second = lose_with_two(&mut fleet);
+    fleet.keep_alive(SECOND + 200_000, 2 * SECOND, second);
+    let waiting = fleet.ask(2 * SECOND, second, 4);
+    assert_eq!(granted(&waiting), (0, Some(11 * SECOND)));
+    fleet.beat(2_100_000, 2, second, Reported { memory: second, epoch: second });
+    let moved = fleet.ask(2_200_000, second, 0);
+    assert_eq!(moved.epoch.id, second);
+    assert!(moved.generations[0].number > waiting.generations[0].number);
+    assert!(moved.generations[0].void_from <= Micros(START + 11 * SECOND));
+}
+
+#[test]
 fn a_member_that_has_left_matters_for_as_long_as_its_permits() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let first = fleet.begin(0);

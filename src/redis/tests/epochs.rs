@@ -5,15 +5,15 @@ use crate::limiter::MEMBERSHIP_TTL;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::call::{Answer, Call, Run};
+use crate::limiter::model::call::Answer;
 use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer, Member, Reported, Reports};
 use crate::limiter::model::pause::PauseByHand;
 use crate::redis::tests::START;
-use crate::redis::tests::fleet::{Fleet, SECOND, granted, lost};
+use crate::redis::tests::fleet::{self, Fleet, SECOND, lost};
 
 const STATE: &str = "p:{a}:v2:limiter:a";
 
-fn fleet() -> Fleet {
+fn new_fleet() -> Fleet {
     Fleet::new(Kind::SlidingWindow(SlidingWindow))
 }
 
@@ -29,7 +29,12 @@ fn halve(fleet: &mut Fleet) {
     fleet.limiter_ref.rules = rules.map(|rule| Rule { rate: rule.rate / 2, ..rule.clone() }).collect();
 }
 
-/// Sends the heartbeat of a replica that has reported what it was granted to a memory, and what it granted by itself to an epoch.
+/// Returns the heartbeat of a replica that has reported to these, and whose permits matter for a minute.
+fn heartbeat(after: u64, replica: u64, known_epoch: u64, reported: Reported) -> Heartbeat {
+    let matters_for = Micros(60 * SECOND);
+    Heartbeat { matters_for, ..fleet::heartbeat(after, replica, known_epoch, reported) }
+}
+
 fn beat(
     fleet: &mut Fleet,
     after: u64,
@@ -37,15 +42,7 @@ fn beat(
     known_epoch: u64,
     reported: Reported,
 ) -> HeartbeatAnswer {
-    let heartbeat = Heartbeat {
-        replica,
-        known_epoch,
-        heard: Micros(START + after),
-        matters_for: Micros(60 * SECOND),
-        reported,
-        ..Heartbeat::default()
-    };
-    fleet.store.heartbeat(&fleet.context(after), &heartbeat)
+    fleet.send(after, &heartbeat(after, replica, known_epoch, reported))
 }
 
 fn generation(answer: &Answer) -> u64 {
@@ -54,7 +51,7 @@ fn generation(answer: &Answer) -> u64 {
 
 #[test]
 fn the_keys_of_an_epoch_live_as_long_as_what_they_tell_of() {
-    let mut fleet = fleet();
+    let mut fleet = new_fleet();
     let epoch = fleet.begin(0);
     fleet.ask(SECOND, epoch, 30);
     // Bookings for 10 s ahead, and a window of as much; all with a margin.
@@ -68,14 +65,14 @@ fn the_keys_of_an_epoch_live_as_long_as_what_they_tell_of() {
     fleet.ask(SECOND + 100_000, epoch, 0);
     let followed = Micros(START + SECOND);
     let heartbeat = Heartbeat { replica: 1, known_epoch: epoch, followed, ..Heartbeat::default() };
-    let moved = fleet.store.heartbeat(&fleet.context(SECOND + 100_000), &heartbeat).moved.unwrap();
+    let moved = fleet.send(SECOND + 100_000, &heartbeat).moved.unwrap();
     assert_eq!(moved.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a"]);
     assert!((10..=60).contains(&lives_for(&mut fleet, "p:moved")));
 }
 
 #[test]
 fn a_state_that_is_written_back_lives_until_what_it_was_charged_with_matters_no_more() {
-    let mut fleet = fleet();
+    let mut fleet = new_fleet();
     let first = fleet.begin(0);
     fleet.lose_everything();
     let second = fleet.renew(SECOND, first);
@@ -85,7 +82,7 @@ fn a_state_that_is_written_back_lives_until_what_it_was_charged_with_matters_no_
 
 #[test]
 fn a_lost_key_is_a_lost_memory() {
-    let mut fleet = fleet();
+    let mut fleet = new_fleet();
     let first = fleet.begin(0);
     fleet.ask(SECOND, first, 4);
     redis::cmd("DEL").arg(STATE).exec(&mut fleet.store.connection).unwrap();
@@ -96,7 +93,7 @@ fn a_lost_key_is_a_lost_memory() {
 
 #[test]
 fn a_run_that_the_caller_cannot_know_is_found_out() {
-    let mut fleet = fleet();
+    let mut fleet = new_fleet();
     fleet.run = "?";
     let first = fleet.begin(0);
     assert_eq!(fleet.ask(SECOND, first, 1).epoch.id, first);
@@ -106,7 +103,7 @@ fn a_run_that_the_caller_cannot_know_is_found_out() {
 
 #[test]
 fn numbers_grow_also_where_the_clock_is_set_back() {
-    let mut fleet = fleet();
+    let mut fleet = new_fleet();
     let first = fleet.begin(8 * SECOND);
     let before = fleet.ask(9 * SECOND, first, 30);
     halve(&mut fleet);
@@ -134,16 +131,8 @@ fn silence(fleet: &mut Fleet, last: u64, first: u64) -> HeartbeatAnswer {
         }
     }
     beat(fleet, last, 2, first, reported);
-    let leaving = Heartbeat {
-        replica: 3,
-        known_epoch: first,
-        heard: Micros(START + 2_400_000),
-        matters_for: Micros(60 * SECOND),
-        reported: Reported { memory: first, epoch: first },
-        leaves: true,
-        ..Heartbeat::default()
-    };
-    fleet.store.heartbeat(&fleet.context(2_400_000), &leaving);
+    let leaving = Heartbeat { leaves: true, ..heartbeat(2_400_000, 3, first, reported) };
+    fleet.send(2_400_000, &leaving);
     let begun = beat(fleet, 4 * SECOND, 1, first, reported).epoch;
     assert!(begun.id > first && begun.memory == first, "a silence is no loss of memory");
     fleet.hear(4 * SECOND, begun.id);
@@ -154,11 +143,11 @@ fn silence(fleet: &mut Fleet, last: u64, first: u64) -> HeartbeatAnswer {
 fn who_was_cut_off_before_a_silence_owes_no_report_of_it() {
     // Twice the time that a new epoch takes to open.
     for (last, owes) in [(1_399_999, Reports::Complete), (1_400_000, Reports::Awaited)] {
-        let mut fleet = fleet();
+        let mut fleet = new_fleet();
         let first = fleet.begin(0);
         let answer = silence(&mut fleet, last, first);
         assert_eq!(answer.reports, owes, "{last}");
-        // Who is counted may have been granted its share until now; who has left has not.
+        // A counted one may have been granted its share until now, and one that has left has not.
         let millis = |member: &Member| (member.replica, member.matters_for.0 / 1000);
         let members: Vec<_> = answer.members.iter().map(millis).collect();
         assert_eq!(members, [(1, 60_000), (2, 60_000), (3, 58_400)]);
@@ -167,7 +156,7 @@ fn who_was_cut_off_before_a_silence_owes_no_report_of_it() {
 
 #[test]
 fn who_is_counted_no_more_was_granted_nothing_in_a_silence() {
-    let mut fleet = fleet();
+    let mut fleet = new_fleet();
     let first = fleet.begin(0);
     let reported = Reported { memory: first, epoch: first };
     beat(&mut fleet, 100_000, 2, first, reported);
@@ -181,47 +170,4 @@ fn who_is_counted_no_more_was_granted_nothing_in_a_silence() {
     let of = |replica| answer.members.iter().find(|member| member.replica == replica).unwrap();
     assert_eq!(of(2).matters_for, Micros(60 * SECOND + 100_000 - end - SECOND));
     assert_eq!(of(3).matters_for, Micros(60 * SECOND));
-}
-
-#[test]
-fn those_who_wait_move_up_when_a_late_report_takes_a_charge_back() {
-    let mut fleet = fleet();
-    let first = fleet.begin(0);
-    let reported = Reported { memory: first, epoch: first };
-    beat(&mut fleet, 600_000, 1, first, reported);
-    beat(&mut fleet, 600_000, 2, first, reported);
-    fleet.lose_everything();
-    let members = vec![Member { replica: 2, matters_for: Micros(10 * SECOND), is_counted: true }];
-    let heartbeat = Heartbeat {
-        replica: 1,
-        known_epoch: first,
-        heard: Micros(START + SECOND),
-        matters_for: Micros(10 * SECOND),
-        reported,
-        members,
-        ..Heartbeat::default()
-    };
-    let second = fleet.store.heartbeat(&fleet.context(SECOND), &heartbeat).epoch.id;
-    fleet.hear(SECOND, second);
-    let known = Reported { memory: second, epoch: second };
-    beat(&mut fleet, SECOND, 1, second, known);
-    fleet.keep_alive(SECOND, 2 * SECOND, second);
-    // All of the limit may have been granted to the second one.
-    let run = Run { cost: 1, wait_max: Micros(20 * SECOND), count: 3 };
-    let ask = Call {
-        replica: 1,
-        epoch: second,
-        generations: vec![0],
-        runs: vec![run],
-        queue_slots_left: 9,
-        ..Call::default()
-    };
-    let waiting = fleet.call(2 * SECOND, &ask);
-    assert_eq!(granted(&waiting), (0, Some(11 * SECOND + 500_000)));
-    // It says that it was granted nothing.
-    beat(&mut fleet, 2 * SECOND + 100_000, 2, second, known);
-    let moved = fleet.ask(2 * SECOND + 200_000, second, 0);
-    assert_eq!(moved.epoch.id, second);
-    assert!(generation(&moved) > generation(&waiting));
-    assert!(moved.generations[0].void_from <= Micros(START + 11 * SECOND + 500_000));
 }

@@ -102,15 +102,11 @@ impl Fleet {
         known_epoch: u64,
         reported: Reported,
     ) -> HeartbeatAnswer {
-        let heartbeat = Heartbeat {
-            replica,
-            known_epoch,
-            heard: Micros(START + after),
-            matters_for: Micros(10 * SECOND),
-            reported,
-            ..Heartbeat::default()
-        };
-        self.store.heartbeat(&self.context(after), &heartbeat)
+        self.send(after, &heartbeat(after, replica, known_epoch, reported))
+    }
+
+    pub(super) fn send(&mut self, after: u64, heartbeat: &Heartbeat) -> HeartbeatAnswer {
+        self.store.heartbeat(&self.context(after), heartbeat)
     }
 
     /// Makes heartbeats of the first replica, so that there is no silence.
@@ -131,6 +127,18 @@ impl Fleet {
 
     pub(super) fn lose_everything(&mut self) {
         self.store.flush();
+    }
+}
+
+/// Returns the heartbeat of a replica that has heard the server just now, and has reported to these.
+pub(super) fn heartbeat(after: u64, replica: u64, known_epoch: u64, reported: Reported) -> Heartbeat {
+    Heartbeat {
+        replica,
+        known_epoch,
+        heard: Micros(START + after),
+        matters_for: Micros(10 * SECOND),
+        reported,
+        ..Heartbeat::default()
     }
 }
 

@@ -11,26 +11,15 @@ use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer, Member, Repor
 use crate::limiter::model::pause::PauseByHand;
 use crate::redis::arguments;
 use crate::redis::tests::START;
-use crate::redis::tests::fleet::{Fleet, SECOND, granted};
+use crate::redis::tests::fleet::{self, Fleet, SECOND, granted};
 
-fn fleet() -> Fleet {
+fn new_fleet() -> Fleet {
     Fleet::new(Kind::SlidingWindow(SlidingWindow))
 }
 
 /// Returns the heartbeat of a replica that has reported all.
 fn heartbeat(after: u64, replica: u64, epoch: u64) -> Heartbeat {
-    Heartbeat {
-        replica,
-        known_epoch: epoch,
-        heard: Micros(START + after),
-        matters_for: Micros(10 * SECOND),
-        reported: Reported { memory: epoch, epoch },
-        ..Heartbeat::default()
-    }
-}
-
-fn send(fleet: &mut Fleet, after: u64, heartbeat: &Heartbeat) -> HeartbeatAnswer {
-    fleet.store.heartbeat(&fleet.context(after), heartbeat)
+    fleet::heartbeat(after, replica, epoch, Reported { memory: epoch, epoch })
 }
 
 /// Returns the members: the replica, for how long its permits matter in milliseconds, and whether it is counted.
@@ -50,64 +39,64 @@ fn informed(heartbeat: Heartbeat, answer: &HeartbeatAnswer) -> Heartbeat {
 
 #[test]
 fn members_are_counted_once_they_are_heard_and_all_learn_of_each_other() {
-    let mut fleet = fleet();
+    let mut fleet = new_fleet();
     let epoch = fleet.begin(0);
     // One that has heard nothing yet, and whose permits do not matter, is a member, and not counted.
     let silent = Heartbeat { heard: Micros::ZERO, matters_for: Micros::ZERO, ..heartbeat(100_000, 1, epoch) };
-    let answer = send(&mut fleet, 100_000, &silent);
+    let answer = fleet.send(100_000, &silent);
     assert_eq!(members(&answer), [(1, 0, false)]);
-    let alone = send(&mut fleet, 200_000, &heartbeat(200_000, 1, epoch));
+    let alone = fleet.send(200_000, &heartbeat(200_000, 1, epoch));
     assert_eq!(members(&alone), [(1, 10_000, true)]);
     assert!(alone.version > answer.version);
     assert!(!alone.is_known_to_all, "the only member does not know yet that it is counted");
-    let again = send(&mut fleet, 300_000, &informed(heartbeat(300_000, 1, epoch), &alone));
+    let again = fleet.send(300_000, &informed(heartbeat(300_000, 1, epoch), &alone));
     assert_eq!((again.version, again.is_known_to_all), (alone.version, true));
 
-    let two = send(&mut fleet, 300_000, &heartbeat(300_000, 2, epoch));
+    let two = fleet.send(300_000, &heartbeat(300_000, 2, epoch));
     assert_eq!(members(&two), [(1, 10_000, true), (2, 10_000, true)]);
     assert_eq!((two.version, two.is_known_to_all), (alone.version + 1, false));
-    let first = send(&mut fleet, 400_000, &informed(heartbeat(400_000, 1, epoch), &two));
+    let first = fleet.send(400_000, &informed(heartbeat(400_000, 1, epoch), &two));
     assert!(!first.is_known_to_all, "the second does not know it");
-    let second = send(&mut fleet, 400_000, &informed(heartbeat(400_000, 2, epoch), &two));
+    let second = fleet.send(400_000, &informed(heartbeat(400_000, 2, epoch), &two));
     assert_eq!((second.version, second.is_known_to_all), (two.version, true));
 
     // One that ends is counted no more, and its permits matter still; nobody waits for it.
     let leaving = Heartbeat { leaves: true, ..informed(heartbeat(500_000, 2, epoch), &two) };
-    let left = send(&mut fleet, 500_000, &leaving);
+    let left = fleet.send(500_000, &leaving);
     assert_eq!(members(&left), [(1, 9_900, true), (2, 10_000, false)]);
     assert_eq!(left.version, two.version + 1);
-    let alone = send(&mut fleet, 500_000, &informed(heartbeat(500_000, 1, epoch), &left));
+    let alone = fleet.send(500_000, &informed(heartbeat(500_000, 1, epoch), &left));
     assert_eq!((alone.version, alone.is_known_to_all), (left.version, true));
     // Until they matter no more.
     fleet.keep_alive(500_000, 10 * SECOND + 300_000, epoch);
-    let last = send(&mut fleet, 10 * SECOND + 499_999, &heartbeat(10 * SECOND + 499_999, 1, epoch));
+    let last = fleet.send(10 * SECOND + 499_999, &heartbeat(10 * SECOND + 499_999, 1, epoch));
     assert_eq!(members(&last), [(1, 10_000, true), (2, 0, false)]);
-    let gone = send(&mut fleet, 10 * SECOND + 500_000, &heartbeat(10 * SECOND + 500_000, 1, epoch));
+    let gone = fleet.send(10 * SECOND + 500_000, &heartbeat(10 * SECOND + 500_000, 1, epoch));
     assert_eq!(members(&gone), [(1, 10_000, true)]);
     // One that leaves with nothing that matters is not there at all.
     let nothing =
         Heartbeat { leaves: true, matters_for: Micros::ZERO, ..heartbeat(10 * SECOND + 500_000, 3, epoch) };
-    assert_eq!(members(&send(&mut fleet, 10 * SECOND + 500_000, &nothing)), [(1, 10_000, true)]);
+    assert_eq!(members(&fleet.send(10 * SECOND + 500_000, &nothing)), [(1, 10_000, true)]);
 }
 
 #[test]
 fn a_silent_member_is_counted_for_a_while_and_a_probe_changes_nothing() {
-    let mut fleet = fleet();
+    let mut fleet = new_fleet();
     let epoch = fleet.begin(0);
     let long = Heartbeat { matters_for: Micros(3 * ttl()), ..heartbeat(100_000, 2, epoch) };
-    send(&mut fleet, 100_000, &long);
-    // What has been said of its permits stays true.
-    let shorter = send(&mut fleet, 100_000, &heartbeat(100_000, 2, epoch));
+    fleet.send(100_000, &long);
+    // A shorter time does not take back what has been said of its permits.
+    let shorter = fleet.send(100_000, &heartbeat(100_000, 2, epoch));
     assert_eq!(members(&shorter), [(2, 3 * ttl() / 1000, true)]);
     fleet.keep_alive(100_000, 100_000 + ttl() - 1, epoch);
-    let still = send(&mut fleet, 100_000 + ttl() - 1, &heartbeat(100_000 + ttl() - 1, 1, epoch));
+    let still = fleet.send(100_000 + ttl() - 1, &heartbeat(100_000 + ttl() - 1, 1, epoch));
     assert_eq!(still.members.iter().map(|member| member.is_counted).collect::<Vec<_>>(), [true, true]);
     // Nobody's probe leaves the members as they are, however late it is.
-    let probe = send(&mut fleet, 100_000 + ttl(), &Heartbeat { known_epoch: epoch, ..Heartbeat::default() });
+    let probe = fleet.send(100_000 + ttl(), &Heartbeat { known_epoch: epoch, ..Heartbeat::default() });
     assert_eq!(probe.members.iter().map(|member| member.is_counted).collect::<Vec<_>>(), [true, true]);
     assert_eq!(probe.version, still.version);
     assert!(probe.awaited.is_empty() && probe.copies.is_empty());
-    let silent = send(&mut fleet, 100_000 + ttl(), &heartbeat(100_000 + ttl(), 1, epoch));
+    let silent = fleet.send(100_000 + ttl(), &heartbeat(100_000 + ttl(), 1, epoch));
     let counted = silent.members.iter().filter(|member| member.is_counted).map(|member| member.replica);
     assert_eq!(counted.collect::<Vec<_>>(), [1]);
     assert_eq!(silent.version, still.version + 1);
@@ -116,28 +105,28 @@ fn a_silent_member_is_counted_for_a_while_and_a_probe_changes_nothing() {
 #[test]
 fn what_a_replica_says_of_its_last_answer_is_never_taken_for_later_or_earlier_than_it_can_be() {
     for heard in [START + 50 * SECOND, 1] {
-        let mut fleet = fleet();
+        let mut fleet = new_fleet();
         let epoch = fleet.begin(0);
-        send(&mut fleet, 100_000, &heartbeat(100_000, 1, epoch));
-        send(&mut fleet, 100_000, &heartbeat(100_000, 2, epoch));
+        fleet.send(100_000, &heartbeat(100_000, 1, epoch));
+        fleet.send(100_000, &heartbeat(100_000, 2, epoch));
         // Another clock is ahead; an old answer comes late.
         let odd = Heartbeat { heard: Micros(heard), ..heartbeat(200_000, 2, epoch) };
-        send(&mut fleet, 200_000, &odd);
+        fleet.send(200_000, &odd);
         let since = if heard == 1 { 100_000 } else { 200_000 };
         fleet.keep_alive(200_000, since + ttl() - 1, epoch);
         let counted =
             |answer: HeartbeatAnswer| answer.members.iter().filter(|member| member.is_counted).count();
         let before = since + ttl() - 1;
-        assert_eq!(counted(send(&mut fleet, before, &heartbeat(before, 1, epoch))), 2, "{heard}");
-        assert_eq!(counted(send(&mut fleet, before + 1, &heartbeat(before + 1, 1, epoch))), 1, "{heard}");
+        assert_eq!(counted(fleet.send(before, &heartbeat(before, 1, epoch))), 2, "{heard}");
+        assert_eq!(counted(fleet.send(before + 1, &heartbeat(before + 1, 1, epoch))), 1, "{heard}");
     }
 }
 
 #[test]
 fn a_server_without_memory_learns_of_members_whose_permits_matter() {
-    let mut fleet = fleet();
+    let mut fleet = new_fleet();
     let first = fleet.begin(0);
-    send(&mut fleet, 100_000, &heartbeat(100_000, 1, first));
+    fleet.send(100_000, &heartbeat(100_000, 1, first));
     fleet.lose_everything();
     let member =
         |replica, millis: u64, is_counted| Member { replica, matters_for: Micros(1000 * millis), is_counted };
@@ -145,7 +134,7 @@ fn a_server_without_memory_learns_of_members_whose_permits_matter() {
         members: vec![member(2, 5000, true), member(3, 0, true), member(4, 4000, false)],
         ..heartbeat(200_000, 1, first)
     };
-    let answer = send(&mut fleet, 200_000, &told);
+    let answer = fleet.send(200_000, &told);
     assert!(answer.epoch.id > first);
     // Those who are counted are so anew for a whole while.
     assert_eq!(members(&answer), [(2, 5000, true), (4, 4000, false), (1, 10_000, true)]);
@@ -157,30 +146,30 @@ fn a_server_without_memory_learns_of_members_whose_permits_matter() {
         reported: Reported { memory: first, epoch: first },
         ..heartbeat(300_000, 5, known)
     };
-    let shorter = send(&mut fleet, 300_000, &told(first, 1000));
+    let shorter = fleet.send(300_000, &told(first, 1000));
     assert_eq!(members(&shorter)[..2], [(2, 4900, true), (4, 3900, false)]);
-    let known = send(&mut fleet, 300_000, &told(epoch, 9000));
+    let known = fleet.send(300_000, &told(epoch, 9000));
     assert_eq!(members(&known)[..2], [(2, 4900, true), (4, 3900, false)]);
-    let longer = send(&mut fleet, 300_000, &told(first, 9000));
+    let longer = fleet.send(300_000, &told(first, 9000));
     assert_eq!(members(&longer)[..2], [(2, 4900, true), (4, 9000, false)]);
     assert_eq!(longer.awaited, [2, 4, 1], "the caller does not wait for itself");
-    assert_eq!(send(&mut fleet, 300_000, &heartbeat(300_000, 1, epoch)).awaited, [2, 4, 5]);
+    assert_eq!(fleet.send(300_000, &heartbeat(300_000, 1, epoch)).awaited, [2, 4, 5]);
 }
 
 #[test]
 fn a_member_is_told_apart_from_very_many() {
-    let mut fleet = fleet();
+    let mut fleet = new_fleet();
     let epoch = fleet.begin(0);
-    send(&mut fleet, 100_000, &heartbeat(100_000, 1, epoch));
+    fleet.send(100_000, &heartbeat(100_000, 1, epoch));
     let ended = |replica| Member { replica, matters_for: Micros(5 * SECOND), is_counted: false };
     let many = Heartbeat { members: (2..=300).map(ended).collect(), ..heartbeat(200_000, 1, epoch) };
-    let answer = send(&mut fleet, 200_000, &many);
+    let answer = fleet.send(200_000, &many);
     // 256 of them, and one for all others.
     let replicas: Vec<u64> = answer.members.iter().map(|member| member.replica).collect();
     assert_eq!(replicas, (1..=256).chain([0]).collect::<Vec<_>>());
     assert!(answer.members.iter().all(|member| member.is_counted == (member.replica == 1)));
-    // Who is known stays known.
-    let again = send(&mut fleet, 300_000, &heartbeat(300_000, 1, epoch));
+    // A known one stays known.
+    let again = fleet.send(300_000, &heartbeat(300_000, 1, epoch));
     assert_eq!(members(&again)[0], (1, 10_000, true));
     assert_eq!(again.members.len(), 257);
     // A further one cannot join.
@@ -193,7 +182,7 @@ fn a_member_is_told_apart_from_very_many() {
 
 #[test]
 fn all_is_reported_when_nobody_owes_what_it_was_granted_or_granted_by_itself() {
-    let mut fleet = fleet();
+    let mut fleet = new_fleet();
     let epoch = fleet.begin(0);
     let heard = Reported { memory: epoch, epoch };
     for (reported, owes) in [
@@ -205,25 +194,25 @@ fn all_is_reported_when_nobody_owes_what_it_was_granted_or_granted_by_itself() {
         (Reported { memory: 0, epoch: 0 }, Reports::Complete),
     ] {
         let other = Heartbeat { reported, ..heartbeat(100_000, 2, epoch) };
-        assert_eq!(send(&mut fleet, 100_000, &other).reports, owes, "{reported:?}");
-        assert_eq!(send(&mut fleet, 100_000, &heartbeat(100_000, 1, epoch)).reports, owes, "{reported:?}");
+        assert_eq!(fleet.send(100_000, &other).reports, owes, "{reported:?}");
+        assert_eq!(fleet.send(100_000, &heartbeat(100_000, 1, epoch)).reports, owes, "{reported:?}");
     }
-    // Who has ended is not waited for to say what it granted by itself.
+    // Nobody waits for one that has ended to say what it granted by itself.
     let reported = Reported { memory: epoch, epoch: epoch - 1 };
     let ends = Heartbeat { leaves: true, reported, ..heartbeat(100_000, 2, epoch) };
-    assert_eq!(send(&mut fleet, 100_000, &ends).reports, Reports::Complete);
+    assert_eq!(fleet.send(100_000, &ends).reports, Reports::Complete);
 }
 
 /// Returns the limiters that have moved since an instant, by their names; `None` where the caller has to look itself.
 fn moved(fleet: &mut Fleet, after: u64, followed: u64, known_epoch: u64) -> Option<Vec<String>> {
     let followed = Micros(if followed == 0 { 0 } else { START + followed });
-    let answer = send(fleet, after, &Heartbeat { followed, ..heartbeat(after, 1, known_epoch) });
+    let answer = fleet.send(after, &Heartbeat { followed, ..heartbeat(after, 1, known_epoch) });
     answer.moved.map(|moved| moved.iter().map(|(name, _)| name.to_string()).collect())
 }
 
 #[test]
 fn who_follows_is_told_of_all_that_has_moved_since() {
-    let mut fleet = fleet();
+    let mut fleet = new_fleet();
     let epoch = fleet.begin(0);
     fleet.beat(100_000, 1, epoch, Reported { memory: epoch, epoch });
     assert_eq!(moved(&mut fleet, 200_000, 0, epoch), None, "who begins has to look");
@@ -252,7 +241,7 @@ fn who_follows_is_told_of_all_that_has_moved_since() {
         moved(&mut fleet, 10 * SECOND + 299_999, 300_000, epoch).is_some_and(|moved| moved[0] == "moved")
     );
     assert_eq!(moved(&mut fleet, 10 * SECOND + 300_000, 300_000, epoch), None);
-    // What is older is forgotten, and so is the note of a state that is gone.
+    // Older ones are forgotten, and so is the note of a state that is gone.
     assert_eq!(moved(&mut fleet, 10 * SECOND + 300_000, 299_999, epoch), None);
     let size = |fleet: &mut Fleet, key: &str| -> u64 {
         redis::cmd("ZCARD").arg(key).query(&mut fleet.store.connection).unwrap()
@@ -285,12 +274,12 @@ fn exchange(
     told: &[GrantCopy],
 ) -> Vec<GrantCopy> {
     let copies = CopyExchange { follows: true, known: known.to_vec(), told: told.to_vec() };
-    send(fleet, after, &Heartbeat { copies, ..heartbeat(after, replica, epoch) }).copies
+    fleet.send(after, &Heartbeat { copies, ..heartbeat(after, replica, epoch) }).copies
 }
 
 #[test]
 fn copies_go_from_each_member_to_all_others_once() {
-    let mut fleet = fleet();
+    let mut fleet = new_fleet();
     let epoch = fleet.begin(0);
     let (at, first, second) = (100_000, copy(1, 1, false, "\na 1:2"), copy(2, 5, true, "\na 7:1"));
     assert!(exchange(&mut fleet, (at, 1, epoch), &[], from_ref(&first)).is_empty(), "one's own");
@@ -303,11 +292,11 @@ fn copies_go_from_each_member_to_all_others_once() {
     exchange(&mut fleet, (at, 1, epoch), &[], from_ref(&newer));
     exchange(&mut fleet, (at, 1, epoch), &[], &[copy(1, 3, true, "same"), copy(1, 2, true, "older")]);
     assert_eq!(exchange(&mut fleet, (at, 2, epoch), &[(1, 2)], &[]), from_ref(&newer));
-    // Who does not follow is told none, and of those whose permits do not matter any more nobody is.
-    assert!(send(&mut fleet, at, &heartbeat(at, 2, epoch)).copies.is_empty());
+    // One that does not follow is told none, and nobody is told of those whose permits do not matter any more.
+    assert!(fleet.send(at, &heartbeat(at, 2, epoch)).copies.is_empty());
     let probe = CopyExchange { follows: true, ..CopyExchange::default() };
     let probe = Heartbeat { known_epoch: epoch, copies: probe, ..Heartbeat::default() };
-    assert!(send(&mut fleet, at, &probe).copies.is_empty());
+    assert!(fleet.send(at, &probe).copies.is_empty());
     fleet.keep_alive(at, at + 10 * SECOND - 1, epoch);
     let last = exchange(&mut fleet, (at + 10 * SECOND - 1, 3, epoch), &[], &[]);
     assert_eq!(last.iter().map(|copy| copy.replica).collect::<Vec<_>>(), [1, 2]);
@@ -323,7 +312,7 @@ fn copies_go_from_each_member_to_all_others_once() {
 
 #[test]
 fn long_copies_come_one_after_the_other() {
-    let mut fleet = fleet();
+    let mut fleet = new_fleet();
     let epoch = fleet.begin(0);
     let long = |replica| copy(replica, 1, false, &"x".repeat(40_000));
     for replica in [1, 2, 3] {
@@ -334,37 +323,31 @@ fn long_copies_come_one_after_the_other() {
     assert_eq!(exchange(&mut fleet, (100_000, 4, epoch), &[(1, 1), (2, 1)], &[]), [long(3)]);
 }
 
-/// The second of two members has told a copy, the server has lost its memory, and the first one knows of both. Returns the new epoch.
+/// The server of two members has lost its memory, and the first one has told it of the second. Returns the new epoch.
 fn lose_a_copy(fleet: &mut Fleet) -> u64 {
     let first = fleet.begin(0);
-    send(fleet, 100_000, &heartbeat(100_000, 2, first));
-    send(fleet, 100_000, &heartbeat(100_000, 1, first));
+    fleet.send(100_000, &heartbeat(100_000, 2, first));
+    fleet.send(100_000, &heartbeat(100_000, 1, first));
     fleet.lose_everything();
     let member = Member { replica: 2, matters_for: Micros(20 * SECOND), is_counted: true };
     let told = Heartbeat { members: vec![member], ..heartbeat(200_000, 1, first) };
-    let epoch = send(fleet, 200_000, &told).epoch.id;
+    let epoch = fleet.send(200_000, &told).epoch.id;
     fleet.hear(200_000, epoch)
 }
 
-/// Lets the first replica restore a copy of the second one's grants: these permits a tenth of a second after the start.
+/// Lets the first replica restore a copy of the second one's grants: these permits a second before the start.
 fn restore(fleet: &mut Fleet, after: u64, known_epoch: u64, number: u64, permits: u64) {
     let copy = GrantCopy { shift: 0, ..copy(2, number, false, &format!("\na {}:{permits}", START - SECOND)) };
     let copy = GrantCopy { written: Micros(START + SECOND), ..copy };
     let copies = CopyExchange { told: vec![copy], ..CopyExchange::default() };
-    send(fleet, after, &Heartbeat { copies, ..heartbeat(after, 1, known_epoch) });
-}
-
-/// Returns the permits that are free once the second member has reported that it was granted none but those of a copy.
-fn free_behind(fleet: &mut Fleet, epoch: u64) -> u64 {
-    fleet.keep_alive(300_000, SECOND, epoch);
-    granted(&fleet.ask(SECOND, epoch, 10)).0
+    fleet.send(after, &Heartbeat { copies, ..heartbeat(after, 1, known_epoch) });
 }
 
 #[test]
 fn a_copy_is_restored_while_it_is_needed_and_by_who_knows_the_epoch() {
-    // What is not known takes all of the limit; what is known to have been used long before ends earlier.
+    // All of the limit is taken by what is not known; what is known to have been used long before ends earlier.
     let next = |restored: &dyn Fn(&mut Fleet, u64)| {
-        let mut fleet = fleet();
+        let mut fleet = new_fleet();
         let epoch = lose_a_copy(&mut fleet);
         restored(&mut fleet, epoch);
         fleet.keep_alive(300_000, SECOND, epoch);
@@ -394,7 +377,7 @@ fn a_copy_is_restored_while_it_is_needed_and_by_who_knows_the_epoch() {
     assert_eq!(next(&late), (0, Some(opened)));
     // A member that has reported all itself needs no copy, and its own takes the place of a restored one.
     let reported = |fleet: &mut Fleet, epoch| {
-        send(fleet, 300_000, &heartbeat(300_000, 2, epoch));
+        fleet.send(300_000, &heartbeat(300_000, 2, epoch));
         restore(fleet, 310_000, epoch, 1, 4);
     };
     assert_eq!(next(&reported), (10, None));
@@ -403,16 +386,16 @@ fn a_copy_is_restored_while_it_is_needed_and_by_who_knows_the_epoch() {
         exchange(fleet, (310_000, 2, epoch), &[], &[copy(2, 1, false, "\na 1:9")]);
     };
     assert_eq!(next(&own), (10, None), "what a replica tells of itself is in the states already");
-    let mut fleet = fleet();
-    let epoch = lose_a_copy(&mut fleet);
-    restore(&mut fleet, 300_000, epoch, 1, 4);
-    send(&mut fleet, 310_000, &heartbeat(310_000, 2, epoch));
-    assert_eq!(free_behind(&mut fleet, epoch), 10, "it has reported that it was granted nothing");
+    let both = |fleet: &mut Fleet, epoch| {
+        restore(fleet, 300_000, epoch, 1, 4);
+        fleet.send(310_000, &heartbeat(310_000, 2, epoch));
+    };
+    assert_eq!(next(&both), (10, None), "it has reported that it was granted nothing");
 }
 
 #[test]
 fn of_a_copy_that_is_not_final_only_what_cannot_have_been_given_back_is_charged_where_it_was() {
-    let mut fleet = fleet();
+    let mut fleet = new_fleet();
     let epoch = lose_a_copy(&mut fleet);
     // The clock has been stepped by 2 s since: four permits a second before the start, and three that were a tenth of a second behind it.
     let text = format!("\na {}:4 1100000:3", START - 3 * SECOND);
@@ -420,7 +403,7 @@ fn of_a_copy_that_is_not_final_only_what_cannot_have_been_given_back_is_charged_
     let copy =
         GrantCopy { replica: 2, number: 1, is_final: false, shift: 2_000_000, written, text: text.into() };
     let copies = CopyExchange { told: vec![copy], ..CopyExchange::default() };
-    send(&mut fleet, 300_000, &Heartbeat { copies, ..heartbeat(300_000, 1, epoch) });
+    fleet.send(300_000, &Heartbeat { copies, ..heartbeat(300_000, 1, epoch) });
     fleet.keep_alive(300_000, SECOND, epoch);
     assert_eq!(granted(&fleet.ask(SECOND, epoch, 1)), (0, Some(9 * SECOND)));
     fleet.keep_alive(SECOND, 9 * SECOND, epoch);
