@@ -27,8 +27,9 @@ do
       return low - 1
     end
 
-    -- Notes that bookings between two instants, both included, have changed.
+    -- Notes that bookings between two instants, both included, have changed. The sums of their pages will be made anew.
     local function touch(pages, from, till)
+      local SUMMED = 16 * PAGE
       local starts = pages[1]
       -- Most bookings are made at the end.
       if not starts[2] or from >= starts[#starts] then return end
@@ -36,7 +37,10 @@ do
       local final = till < starts[first + 1] and first or find(starts, till)
       for place = 2, #pages do
         local rows = pages[place]
-        for page = first, min(final, #rows) do rows[page] = 0 end
+        for page = first, min(final, #rows) do
+          if rows[page] ~= 0 then work.done = work.done + SUMMED end
+          rows[page] = 0
+        end
       end
     end
 

@@ -109,28 +109,29 @@ local Reschedule = setmetatable({ rare = function()
     end
   end
 
-  -- Returns whether so few void permits are left on some ways that one call moves all of them.
-  local function are_few(ways)
+  -- Returns how many void permits are left on some ways, if these are so few that one call moves all of them; else infinity.
+  local function few_of(ways)
     local permits = 0
     for index = 1, #ways do
       local pages = ways[index].pages
       for page = 2, #pages, 2 do
         for entry = 1, #pages[page] do permits = permits + pages[page][entry] end
-        if permits > AT_ONCE then return false end
+        if permits > AT_ONCE then return math.huge end
       end
     end
-    return true
+    return permits
   end
 
   -- Gives new places to the void bookings of a queue's limiters, the first ones first, until the call has done so much, or MOVING_LEAST
   -- besides the ways to the last places; at least to one. Those that were booked at one instant in several states belong to requests that
-  -- need all of them, and get a place at which all have room.
+  -- need all of them, and get a place at which all have room. Returns how many they were, infinity if not few.
   local function go_on(states, now, work_max)
     local ways = {}
     for _, state in ipairs(states) do
       if state.timeline.moving then ways[#ways + 1] = way_of(state) end
     end
-    work_max = are_few(ways) and math.huge or max(work_max, work.done + min(work_max, MOVING_LEAST))
+    local permits_left = few_of(ways)
+    work_max = permits_left < math.huge and math.huge or max(work_max, work.done + min(work_max, MOVING_LEAST))
     local together, searches, firsts = {}, {}, {}
     repeat
       local first
@@ -167,6 +168,7 @@ local Reschedule = setmetatable({ rare = function()
       work.done = work.done + 30 * #ways
     until work.done >= work_max
     for index = 1, #ways do leave(ways[index]) end
+    return permits_left
   end
 
   -- Puts the rules of a text in force and takes out the bookings from an instant on. The next calls of queues move them to their places

@@ -33,8 +33,9 @@ do
     rule.folded_cell = rule.cell
     if rule.cell > 1 and algorithm.CHECKPOINT_SIZE > 0 then
       rule.folded_cell = max(rule.cell, floor(window / FOLDED_CELLS))
-      if rule.folded_cell > rule.cell then rules.merges_folded = true end
     end
+    -- Where all rules need instants kept apart in the same way, whatever they see, none become one later.
+    if rule.folded_cell > rule.cell or (#rules > 0 and rule.cell ~= rules.cell) then rules.merges = true end
     if #rules == 0 or rule.cell < rules.cell then rules.cell = rule.cell end
     rules.reach = max(rules.reach, rule.reach)
     if rule.skips_room then rules.skips_room = true end
@@ -43,9 +44,9 @@ do
   end
 
   -- Returns the rules of a text, with `cell`, the finest cell of all, `separating`, the rules that keep instants apart, and the
-  -- greatest `reach` and any `skips_room` of them.
+  -- greatest `reach` and any `skips_room` of them, and whether any can do with `merges` of instants that others need apart.
   local function parse_all(text)
-    local rules = { cell = 1, separating = {}, reach = 0, skips_room = false }
+    local rules = { cell = 1, separating = {}, reach = 0, skips_room = false, merges = false }
     if string.find(text, ";", 1, true) then
       for part in string.gmatch(text, "[^;]+") do parse(rules, part) end
     elseif text ~= "" then

@@ -139,7 +139,7 @@ do
     for index = 1, #rules do longest = max(longest, rules[index].seen_for) end
     timeline.stale = first_from(timeline, now - longest + 1) - 1
     if timeline.size <= Timeline.LONG or 2 * timeline.stale > timeline.size then drop_stale(timeline) end
-    if #rules < 2 and not rules.merges_folded then return end
+    if not rules.merges then return end
     local entries, permits, kept, size = timeline.at, timeline.permits, timeline.stale, timeline.size
     -- The cell of the entries before `till`.
     local cell, till = nil, 0

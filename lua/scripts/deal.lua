@@ -52,12 +52,14 @@ local epoch = Epoch.open(epoch_key, stored[books + 2], now, known_epoch, run, se
 
 -- ---- load ----
 
+-- How many permits and slots are moved or given back, in all limiters.
+local taken_in = #unused * books
 local states, own_rules, is_moving
 states, own_rules, is_moving, epoch = Open.all(stored, epoch, now, callers, lease, replica, settle, live_key)
 if is_moving then
   -- Fewer are moved where the call gives slots back, and takes in many flows.
   local MOVING_LEAST, BACK, TOLD = 5000, 250, 250
-  Reschedule.go_on(states, now, max(Reschedule.MOVING_MAX - BACK * #unused * books - TOLD * #wants, MOVING_LEAST))
+  taken_in = taken_in + Reschedule.go_on(states, now, max(Reschedule.MOVING_MAX - BACK * taken_in - TOLD * #wants, MOVING_LEAST))
   is_moving = false
   for index = 1, books do is_moving = is_moving or states[index].timeline.moving ~= nil end
 end
@@ -343,8 +345,9 @@ if not is_repeated and #wants > 0 then
   local estimates_left, lasts_left = Prospects.budgets(line)
   -- A call that has done so much looks at no further flows.
   local WORK_MAX = 55000
-  -- How long newcomers wait is not known while bookings have no places.
-  if is_moving then estimates_left, lasts_left = 0, 0 end
+  -- One that takes more in leaves it to the next call, which is at once, to tell how long requests wait.
+  local TAKEN_IN_MAX = 20
+  if taken_in > TAKEN_IN_MAX then estimates_left, lasts_left = 0, 0 end
   local refused, is_alive, searches, found_at = { 0, 0, 0, 0 }, {}, nil, {}
   -- None of the requests that are left finds room before.
   local begin = max(now, next_at or now)

@@ -277,10 +277,10 @@ if #reschedule > 0 and not settles and not is_moving then
     end
   end
 
-  -- The permits of one limiter that go together; of several limiters each takes its part, and some go together in any case. What a call
-  -- leaves once it has done so much goes with the next one.
-  local TOGETHER, TOGETHER_LEAST, RESCHEDULED_MAX = 32, 2, 40000
-  local size, first, of_first = max(floor(TOGETHER / limiters), TOGETHER_LEAST), 1, 0
+  -- The permits of one limiter that go together; of several limiters each takes its part of fewer, and some go together in any case. What a
+  -- call leaves once it has done so much goes with the next one.
+  local TOGETHER, TOGETHER_OF_SEVERAL, TOGETHER_LEAST, RESCHEDULED_MAX = 32, 20, 2, 40000
+  local size, first, of_first = limiters == 1 and TOGETHER or max(floor(TOGETHER_OF_SEVERAL / limiters), TOGETHER_LEAST), 1, 0
   while first <= #reschedule and is_rescheduled do
     local group, space, largest = {}, size, 0
     while space > 0 and first <= #reschedule do

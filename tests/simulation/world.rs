@@ -387,7 +387,10 @@ impl World {
             self.dial(place, life, wire);
         }
         self.send_written(place);
-        for note in notes {
+        // With the end of the replica all is said of its requests.
+        let (ends, notes): (Vec<Note>, Vec<Note>) =
+            notes.into_iter().partition(|note| matches!(note, Note::Closed));
+        for note in notes.into_iter().chain(ends) {
             self.noted(place, note);
         }
         self.stall(place);

@@ -23,6 +23,10 @@ const DEALS_LEAST: usize = 12;
 /// How often one call looks for room from now on again, because another replica hears of its slots sooner.
 const SEARCHES_MAX: usize = 12;
 
+/// A call that moves and gives back more permits and slots than these, in all limiters, leaves it to the next one, which is at once, to tell how
+/// long requests wait.
+const TAKEN_IN_MAX: u64 = 20;
+
 /// A replica calls again within this part of the time that slots are dealt ahead (2/5), if any can be dealt then.
 const AGAIN: u64 = 5;
 
@@ -39,10 +43,13 @@ pub fn deal(
         state.open(now, rules, lease, call.replica);
         state.keep_places(call.generations.get(index).copied().unwrap_or_default(), now + lease);
     }
+    let void: u64 = states.iter().map(|(state, _)| state.void_permits()).sum();
     place_void(now, states);
+    let tells_waits = void + (asked.unused.len() * states.len()) as u64 <= TAKEN_IN_MAX;
     let limiters = states.len().saturating_sub(asked.ceilings);
     let own_lead = call.lead.min(Micros(asked.ahead.0 / 2));
-    let terms = Terms { now, lease, replica: call.replica, ahead: asked.ahead, own_lead, limiters };
+    let terms =
+        Terms { now, lease, replica: call.replica, ahead: asked.ahead, own_lead, limiters, tells_waits };
     line.forget(now, lease);
     let first_moved = Micros(line.deal) + lease;
     line.hear(now, call.replica, asked);

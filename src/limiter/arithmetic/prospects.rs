@@ -193,7 +193,7 @@ pub(in crate::limiter::arithmetic) fn settle_new(
     let mut places = asked.places;
     let (mut refused, mut budget) = ([0; CLASSES_MAX], call.refusal_budget);
     let looked_at = LOOKS_MAX / line.flows.len().max(1);
-    let left = looked_at.clamp(ESTIMATES_LEAST, ESTIMATES_MAX);
+    let left = if terms.tells_waits { looked_at.clamp(ESTIMATES_LEAST, ESTIMATES_MAX) } else { 0 };
     let mut estimates = Estimates { terms, states, line, next, expected: &asked.expected, left };
     let mut has_estimate = vec![false; keys.len()];
     for (want, (key, new)) in keys.iter().zip(new).enumerate() {
@@ -239,7 +239,7 @@ pub(in crate::limiter::arithmetic) fn settle_new(
             answer.not_taken.push(NotTaken { want, group, count, outcome });
         }
     }
-    let mut lasts_left = looked_at.max(LASTS_LEAST);
+    let mut lasts_left = if terms.tells_waits { looked_at.max(LASTS_LEAST) } else { 0 };
     let lasts = keys.iter().zip(&asked.wants).zip(has_estimate).map(|((key, want), has_new)| {
         if !has_new && lasts_left == 0 {
             return None;

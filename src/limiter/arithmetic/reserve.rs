@@ -203,8 +203,9 @@ fn book_claimed(
     }
 }
 
-/// The permits of one limiter that are rescheduled together; of several limiters each takes its part, and some go together in any case.
+/// The permits of one limiter that are rescheduled together; of several limiters each takes its part of fewer, and some go together in any case.
 const TOGETHER: u64 = 32;
+const TOGETHER_OF_SEVERAL: u64 = 20;
 const TOGETHER_LEAST: u64 = 2;
 
 /// Returns the room for `cost` at the instant where searches stand; `None` if there is none.
@@ -260,7 +261,11 @@ fn reschedule(
     call: &Call,
 ) -> Vec<(u64, Option<Micros>)> {
     let mut rescheduled = Vec::new();
-    for group in groups(&call.reschedule, (TOGETHER / states.len().max(1) as u64).max(TOGETHER_LEAST)) {
+    let together = match states.len() as u64 {
+        0 | 1 => TOGETHER,
+        several => (TOGETHER_OF_SEVERAL / several).max(TOGETHER_LEAST),
+    };
+    for group in groups(&call.reschedule, together) {
         reschedule_group(now, states, order, call, &group, &mut rescheduled);
     }
     rescheduled

@@ -29,6 +29,8 @@ pub(in crate::limiter::arithmetic) struct Terms {
     pub(in crate::limiter::arithmetic) own_lead: Micros,
     /// The number of limiters that are no ceilings.
     pub(in crate::limiter::arithmetic) limiters: usize,
+    /// Whether the call tells how long requests wait; the next one does otherwise.
+    pub(in crate::limiter::arithmetic) tells_waits: bool,
 }
 
 impl Terms {

@@ -50,9 +50,8 @@ impl Timeline {
         let longest = rules.iter().enumerate().map(seen_for).max().unwrap_or_default();
         let gone = self.entries.partition_point(|entry| entry.at + longest <= now);
         self.entries.drain(..gone);
-        if rules.len() < 2
-            && (checkpoints.is_empty() || rules.iter().all(|rule| rule.folded_cell() == rule.cell))
-        {
+        let is_fixed = |rule: &Rule| checkpoints.is_empty() || rule.folded_cell() == rule.cell;
+        if rules.iter().all(|rule| is_fixed(rule) && rule.cell == rules[0].cell) {
             return;
         }
         let cell_of = |at: Micros, (index, rule): (usize, &Rule)| {

@@ -17,8 +17,11 @@ const WANTS_LEAST: usize = 8;
 /// The most groups of requests that one call tells of.
 const GROUPS_MAX: usize = 128;
 
-/// The most slots that one call gives back.
-const UNUSED_MAX: usize = 40;
+/// How often one call gives a slot back to a limiter, of which its queue may need several. So many permits of one slot are one more: a change
+/// of the limits may have moved them to places of their own, but not to more than so many times that.
+const GIVEN_BACK_MAX: u64 = 100;
+const PERMITS_AT_ONCE: u64 = 8;
+const PLACES_MAX: u64 = 8;
 
 /// Requests whose waits end so close to each other go into one group, with the shortest of their waits.
 const GROUP_SPREAD: Micros = Micros::from_millis(1);
@@ -133,10 +136,13 @@ impl Worker {
     /// Takes the slots to give back that were dealt under these generations, in their order, which is the cheapest to look up; others go with the
     /// next call.
     fn take_unused(&mut self, generations: &Generations) -> Vec<Unneeded> {
-        let mut taken = Vec::new();
-        while taken.len() < UNUSED_MAX
+        let (mut taken, mut given_back) = (Vec::new(), 0);
+        while given_back < GIVEN_BACK_MAX
             && let Some(unused) = self.owed.unused.pop_front_if(|unused| unused.generations == *generations)
         {
+            let places = |cost: u64| 1 + (cost * unused.count / PERMITS_AT_ONCE).min(PLACES_MAX);
+            given_back +=
+                self.costs(&unused.key).into_iter().filter(|cost| *cost > 0).map(places).sum::<u64>();
             taken.push(unused);
         }
         taken.sort_by_key(|unused| unused.slot);
