@@ -48,7 +48,7 @@ const INSTRUCTIONS_MAX: u64 = 100_000;
 const INVERTED_MAX: f64 = 2.0;
 
 /// The crowds of the short form: at fewer replicas' requests than `scripts/simulate --move` has, but more than one call can pass.
-const SHORT: [(Change, usize, AlgorithmName, Option<u64>); 9] = [
+const SHORT: [(Change, usize, AlgorithmName, Option<u64>); 11] = [
     (Change::Refused, 2, AlgorithmName::Sliding, None),
     (Change::Pause, 1, AlgorithmName::Token, None),
     (Change::Reload, 1, AlgorithmName::Sliding, None),
@@ -58,6 +58,8 @@ const SHORT: [(Change, usize, AlgorithmName, Option<u64>); 9] = [
     (Change::Reload, 1, AlgorithmName::Token, None),
     (Change::Reset, 1, AlgorithmName::WarmUp, None),
     (Change::None, 1, AlgorithmName::Sliding, Some(3)),
+    (Change::Pause, 1, AlgorithmName::Sliding, Some(64)),
+    (Change::Refused, 2, AlgorithmName::Sliding, Some(64)),
 ];
 const SHORT_WAITING: u64 = 500;
 

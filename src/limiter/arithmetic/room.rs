@@ -29,7 +29,7 @@ pub(in crate::limiter::arithmetic) struct Terms {
     pub(in crate::limiter::arithmetic) own_lead: Micros,
     /// The number of limiters that are no ceilings.
     pub(in crate::limiter::arithmetic) limiters: usize,
-    /// Whether the call tells how long requests wait; the next one does otherwise.
+    /// True if the call tells how long requests wait; else it leaves that to the next one.
     pub(in crate::limiter::arithmetic) tells_waits: bool,
 }
 

@@ -186,6 +186,21 @@ fn slots_go_to_the_requests_of_their_flow_in_order_and_what_is_left_goes_back() 
 }
 
 #[test]
+fn a_call_gives_back_so_many_slots_and_the_next_one_the_others() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    let requests: Vec<u32> = (0..150).collect();
+    core.on(START, requests.iter().map(|request| arrival(*request, "etl", START)).collect());
+    let slots: Vec<(&str, Moment)> =
+        requests.iter().map(|request| ("etl", after(100 + u64::from(*request)))).collect();
+    core.on(after(1), vec![answered(after(1), 7, &slots, None)]);
+    let left = Event::Left(requests.iter().map(|request| RequestId(*request)).collect());
+    let given_back = |actions: &[Action]| call(actions).unwrap().line.as_ref().unwrap().unused.len();
+    let first = core.on(after(2), vec![left]);
+    let next = core.on(after(3), vec![answered(after(3), 8, &[], None)]);
+    assert_eq!((given_back(&first), given_back(&next)), (100, 50));
+}
+
+#[test]
 fn a_request_whose_slot_came_too_late_waits_again_in_its_old_place() {
     let mut core = Driven::new(OnStoreFailure::Local);
     core.on(START, vec![arrival(0, "etl", START), arrival(1, "etl", START)]);
