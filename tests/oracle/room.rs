@@ -82,6 +82,18 @@ fn pauses_reloads_and_standstills_are_excuses() {
 }
 
 #[test]
+fn a_pause_may_begin_anew_when_the_clock_is_set_back() {
+    let mut court = court();
+    court.see(5 * S, &Event::Paused(Scope::Limiter(0)));
+    court.see(10 * S, &Event::Resumed(Scope::Limiter(0)));
+    court.see(10 * S + 500 * MS, &Event::ClockStepped);
+    court.turn_away(15 * S, 1);
+    assert_eq!(court.whats(), []);
+    court.turn_away(18 * S, 1);
+    assert_eq!(court.whats(), [What::RefusedWithRoom]);
+}
+
+#[test]
 fn one_limiter_without_room_is_enough() {
     let other = LimiterModel { id: 1, name: "other".to_owned(), ..limiter(&[sliding(1, S)]) };
     let mut court = Court::new(&[limiter(&[sliding(10, S)]), other]);

@@ -37,6 +37,7 @@ impl Oracle {
         self.stepped = self.now;
         self.faults.disturb(self.now);
         self.faults.lose(self.now);
+        self.limiters.step_clock(self.now, self.settings.lease);
         for state in self.states.values_mut() {
             state.store_ahead = None;
             state.meters.retain(|(_, meter)| !matches!(meter, Meter::Fixed { .. }));

@@ -94,7 +94,9 @@ pub(crate) struct Limiter {
     pub(crate) rules: Vec<Rule>,
     /// The pauses that go on.
     pub(crate) paused: BTreeSet<Scope>,
-    /// The end of the last pause.
+    /// The begin of the last pause, its length, and its end.
+    paused_at: u64,
+    paused_for: u64,
     pub(crate) resumed: Option<u64>,
     /// The oracle may not know all that weir counts from before: the limiter is new, or was in shadow mode.
     pub(crate) known_from: u64,
@@ -228,7 +230,7 @@ impl Limiters {
             None => {
                 let rules =
                     model.limits.iter().map(|limit| new_rule(limit, model.guard, 0, next_rule)).collect();
-                let (paused, resumed) = (BTreeSet::new(), None);
+                let (paused, paused_at, paused_for, resumed) = (BTreeSet::new(), 0, 0, None);
                 let known_from = if version > 1 { at + lease } else { 0 };
                 self.all.insert(
                     model.id,
@@ -237,6 +239,8 @@ impl Limiters {
                         version,
                         rules,
                         paused,
+                        paused_at,
+                        paused_for,
                         resumed,
                         known_from,
                         before: Vec::new(),
@@ -257,8 +261,9 @@ impl Limiters {
     }
 
     /// Takes in the begin of a pause.
-    pub(crate) fn pause(&mut self, scope: Scope) {
+    pub(crate) fn pause(&mut self, at: u64, scope: Scope) {
         if let Some(limiter) = self.all.get_mut(&scope.limiter()) {
+            limiter.paused_at = at;
             limiter.paused.insert(scope);
         }
     }
@@ -267,7 +272,16 @@ impl Limiters {
     pub(crate) fn resume(&mut self, at: u64, scope: Scope) {
         if let Some(limiter) = self.all.get_mut(&scope.limiter()) {
             limiter.paused.retain(|paused| *paused != scope && matches!(scope, Scope::State(_)));
-            limiter.resumed = Some(at);
+            (limiter.paused_for, limiter.resumed) = (at.saturating_sub(limiter.paused_at), Some(at));
+        }
+    }
+
+    /// Takes in a step of the store's clock. To a clock that was set back, a pause that is over may lie ahead. It lasts as long as if it were set
+    /// when its state is next asked for, within a lease.
+    pub(crate) fn step_clock(&mut self, at: u64, lease: u64) {
+        for limiter in self.all.values_mut() {
+            let ends = at + limiter.paused_for + lease;
+            limiter.resumed = limiter.resumed.map(|resumed| resumed.max(ends));
         }
     }
 

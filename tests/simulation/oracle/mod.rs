@@ -141,6 +141,7 @@ impl Oracle {
     pub(crate) fn observe(&mut self, at: u64, event: &Event) -> Vec<Finding> {
         self.counts.senseless += u64::from(at < self.now);
         self.now = at.max(self.now);
+        self.find_crowds();
         self.pass_ticks();
         self.find_late();
         self.take_in(event);
@@ -202,7 +203,7 @@ impl Oracle {
             Event::ClockHidden => self.stepped = u64::MAX,
             Event::ClockShown => self.stepped = self.now + self.settings.lease,
             Event::Reset(scope) => self.reset(*scope),
-            Event::Paused(scope) => self.limiters.pause(*scope),
+            Event::Paused(scope) => self.limiters.pause(at, *scope),
             Event::Resumed(scope) => self.limiters.resume(at, *scope),
             Event::ReplicaStopped { replica } => self.faults.stop(at, *replica),
             Event::ReplicaStalled { replica, until } => self.faults.stall(at, *replica, *until),
@@ -232,6 +233,15 @@ impl Oracle {
                 self.states.retain(|_, state| !state.forget(before));
             }
             self.tick += TICK;
+        }
+    }
+
+    /// Finds queues in which too many have waited for longer than an instant.
+    fn find_crowds(&mut self) {
+        for (request, waiting) in self.requests.crowds_before(self.now) {
+            let detail = format!("in replica {}", request.replica);
+            let evidence = Evidence { sent: waiting, limit: request.waiting_max, detail };
+            self.report(What::TooManyWaiting, &request, Some(evidence));
         }
     }
 

@@ -47,12 +47,12 @@ impl Oracle {
             self.counts.senseless += 1;
             return;
         };
-        let (limit, replica) = (request.waiting_max, request.replica);
-        let detail = || format!("in replica {replica}");
         // A permit of the present waits until its instant has surely come, which is later the slower the answers are.
-        let is_over = waiting > limit && !self.faults.is_slow(self.now);
-        let evidence = is_over.then(|| Evidence { sent: waiting, limit, detail: detail() });
-        self.report(What::TooManyWaiting, &request, evidence);
+        if waiting > request.waiting_max && !self.faults.is_slow(self.now) {
+            self.requests.note_crowd(self.now, request);
+        } else {
+            self.report(What::TooManyWaiting, &request, None);
+        }
     }
 
     /// Removes a request that has an answer or is gone: what it asked for is no longer pending.

@@ -96,11 +96,15 @@ struct Queue {
     lines: BTreeMap<LineKey, BTreeSet<InLine>>,
 }
 
+type QueueKey = (usize, Takes);
+
 /// All requests without an answer.
 #[derive(Default)]
 pub(crate) struct Requests {
     requests: BTreeMap<u64, Request>,
-    queues: BTreeMap<(usize, Takes), Queue>,
+    queues: BTreeMap<QueueKey, Queue>,
+    /// The last request of each queue in which too many have had a place at this instant, of which some may leave at once.
+    crowds: BTreeMap<QueueKey, (u64, Request)>,
     deadlines: BinaryHeap<Reverse<(u64, u64)>>,
 }
 
@@ -172,6 +176,27 @@ impl Requests {
             line.insert((request.arrived, number));
         }
         Some((request.clone(), queue.waiting))
+    }
+
+    /// Notes that more wait in the queue of a request than may.
+    pub(crate) fn note_crowd(&mut self, at: u64, request: Request) {
+        self.crowds.insert((request.replica, Rc::clone(&request.takes)), (at, request));
+    }
+
+    /// Returns the crowds that were noted before an instant, and in which too many wait on: how many wait in each.
+    pub(crate) fn crowds_before(&mut self, at: u64) -> Vec<(Request, u64)> {
+        let mut found = Vec::new();
+        self.crowds.retain(|key, (noted, request)| {
+            if *noted == at {
+                return true;
+            }
+            let waiting = self.queues.get(key).map_or(0, |queue| queue.waiting);
+            if waiting > request.waiting_max {
+                found.push((request.clone(), waiting));
+            }
+            false
+        });
+        found
     }
 
     /// Takes in that a request has its turn and waits for its connection. It has left its queue. A turn that was due in a stall, and

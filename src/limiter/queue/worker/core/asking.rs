@@ -262,9 +262,17 @@ impl Worker {
         let wait_left = |(cost, _): &(Permits, usize)| self.cost_queues.get(cost)?.wait_left(now);
         let least = replace.iter().filter_map(wait_left).min().unwrap_or(Micros(u64::MAX));
         let asked = arrivals.len() + replace.iter().map(|(_, count)| count).sum::<usize>();
+        let permits = arrivals.iter().map(|arrival| arrival.cost().get());
+        let replaced = replace.iter().map(|(cost, count)| cost.get().saturating_mul(*count as u64));
+        let permits: u64 = permits.chain(replaced).fold(0, u64::saturating_add);
+        // Where most of the limits is left, a slot that comes late is replaced at once.
+        let is_plenty = permits <= self.prefetch.budget;
         let all_may_wait = arrivals.len() as u64 <= self.queue_slots_left();
-        let burst =
-            if all_may_wait { self.calls.bursts.lead(asked.min(self.at_once())) } else { Micros::ZERO };
+        let burst = if all_may_wait && !is_plenty {
+            self.calls.bursts.lead(asked.min(self.at_once()))
+        } else {
+            Micros::ZERO
+        };
         let slow = if latency > self.limits.guard { latency } else { Micros::ZERO };
         let lead = slow.max(burst);
         // Where nobody may wait, the store refuses the wait of one that is booked ahead.

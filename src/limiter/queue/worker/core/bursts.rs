@@ -3,6 +3,7 @@
 //! A burst reaches a replica as arrivals that it has still to read, each of which takes the processor as long as a request takes to be
 //! sent. So the answer to a call for the first of them is taken in late, and the requests that it wakes come behind the arrivals. Their slots
 //! would have passed, and could not be booked again: what follows has been booked by then, by all replicas, as closely as the limit allows.
+//! Only where most of the limit is left, they could; so a burst that is small beside what is left is not booked ahead.
 
 use crate::clock::{Micros, Moment};
 

@@ -175,3 +175,20 @@ fn a_burst_is_booked_as_far_ahead_as_it_takes_to_read_it() {
     ));
     assert_eq!(lead(&core.on(START, burst(0, START))), Some(Micros::ZERO));
 }
+
+#[test]
+fn a_burst_is_not_booked_ahead_where_most_of_the_limit_is_left() {
+    for (left, ahead) in [(64, 20), (1000, 0)] {
+        let mut core = Driven(Worker::new(limits(1000, 30, OnStoreFailure::Local), SECOND, START));
+        core.on(START, vec![arrival(0, START, 30_000)]);
+        let answer = Answer {
+            now: shown(START),
+            outcomes: vec![(1, Outcome::Booked(shown(START)))],
+            available: vec![vec![left]],
+            ..Answer::default()
+        };
+        core.on(START, vec![Event::Answered { answer: Box::new(answer), refusal_budget: 0, sent: START }]);
+        let burst = (1..17).map(|request| arrival(request, after(1), 30_000)).collect();
+        assert_eq!(lead(&core.on(after(1), burst)), Some(Micros::from_millis(ahead)), "{left} left");
+    }
+}
