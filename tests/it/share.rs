@@ -145,6 +145,20 @@ async fn reloads_that_add_change_and_remove_a_share_lose_nobody() {
 }
 
 #[tokio::test]
+async fn an_even_limit_takes_requests_of_several_permits() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = format!("{{limits: [{EVEN}], queue: {{timeout: 60s}}, share: {{by: header:x-caller}}}}");
+    let routes = [("path: /", "limiter: api, cost: 10")];
+    let weir = Weir::start(&configuration(&redis.store(), &[("api", &limiter)], &routes, &upstream)).await;
+    for answer in client::answers(begin(&weir, "a", 5)).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    // One each 100 ms.
+    upstream.assert_within(3, SECOND / 5);
+}
+
+#[tokio::test]
 async fn who_leaves_a_line_is_not_served() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());

@@ -1,8 +1,8 @@
 //! Refusals while there is room.
 
 use super::{
-    Algorithm, Court, Event, FLUSH, LimiterModel, MS, QUIET, S, STATE, Scope, State, What, limit, limiter,
-    sliding,
+    Algorithm, Court, Event, FLUSH, LimiterModel, MS, QUIET, S, STATE, Scope, State, What, Why, limit,
+    limiter, sliding,
 };
 
 fn court() -> Court {
@@ -91,6 +91,16 @@ fn a_pause_may_begin_anew_when_the_clock_is_set_back() {
     assert_eq!(court.whats(), []);
     court.turn_away(18 * S, 1);
     assert_eq!(court.whats(), [What::RefusedWithRoom]);
+}
+
+#[test]
+fn a_cost_that_a_limit_can_hold_is_not_too_large() {
+    let mut court = Court::new(&[limiter(&[sliding(10, S), limit(8, S, Algorithm::LeakyBucket)])]);
+    for (cost, whats) in [(9, vec![]), (8, vec![What::RefusedWithRoom])] {
+        let request = court.arrive(5 * S, cost);
+        court.see(5 * S, &Event::Refused { request, why: Why::TooCostly, store_clock: 0 });
+        assert_eq!(court.whats(), whats);
+    }
 }
 
 #[test]

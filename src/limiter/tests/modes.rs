@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::limiter::model::{Limiter, LimiterName, Mode, OnStoreFailure, Permits, QueueLimits, Scope};
+use crate::limiter::model::{
+    Algorithm, Limiter, LimiterName, Mode, OnStoreFailure, Order, Permits, QueueLimits, Scope,
+};
 use crate::limiter::tests::limiter_set;
 use crate::limiter::tests::limiter_set::{
     Fleet, enter, fleet, granted, limiter, of, partitioned, pass, refused_by,
@@ -204,6 +206,35 @@ async fn the_smallest_of_every_bound_holds() {
     assert!(matches!(enter(&never, &[]).await, Err(Refusal::RateLimited { .. })));
     let demand = Demand::of(Permits::new(2).unwrap());
     assert!(matches!(waiting.enter(&[], demand).await, Err(Refusal::CostExceedsLimit { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_that_spaces_permits_takes_requests_of_several() {
+    let cold = 3.try_into().unwrap();
+    for algorithm in [Algorithm::LeakyBucket, Algorithm::WarmUp { warm_up: SECOND, cold }] {
+        for order in [Order::Booked, Order::Dealt] {
+            let mut even = Limiter { order: order.clone(), ..limiter("even", 10, 5) };
+            even.limits[0].algorithm = algorithm.clone();
+            let fleet = fleet(&[even], Duration::ZERO, SECOND);
+            let set = limiter_set(&fleet.limiters, &["even"]);
+            let take = async |cost| -> Result<(), Refusal> {
+                let permit = match set.enter(&[], Demand::of(Permits::new(cost).unwrap())).await? {
+                    Entered::Granted(permit) => permit,
+                    Entered::Waiting(ticket) => ticket.turn().await?,
+                };
+                permit.commit();
+                Ok(())
+            };
+            for is_away in [false, true] {
+                fleet.set_away(is_away);
+                let which = format!("{algorithm:?}, {order:?}, store away: {is_away}");
+                for _ in 0..2 {
+                    take(4).await.unwrap_or_else(|refusal| panic!("{which}: {refusal}"));
+                }
+                assert!(matches!(take(11).await, Err(Refusal::CostExceedsLimit { .. })), "{which}");
+            }
+        }
+    }
 }
 
 async fn outcomes(fleet: &Fleet, names: &[&str]) -> Vec<Result<Entered, Refusal>> {

@@ -74,6 +74,15 @@ pub(crate) struct LimiterModel {
 }
 
 impl LimiterModel {
+    /// Returns the largest cost that every limit can ever hold.
+    pub(crate) fn cost_max(&self) -> u64 {
+        let of = |limit: &LimitModel| match limit.algorithm {
+            Algorithm::TokenBucket { burst } => burst,
+            _ => limit.rate,
+        };
+        self.limits.iter().map(of).min().unwrap_or(u64::MAX)
+    }
+
     /// Returns how many replicas at most have a share of the limits: no more than there are permits at one instant.
     pub(crate) fn shares_max(&self) -> u64 {
         let at_once = self.limits.iter().map(|limit| match limit.algorithm {

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use super::event::{State, Why};
 use super::finding::{Evidence, What};
 use super::room::Refused;
+use super::usage::StateKey;
 use super::waits::{Arrival, Request, Takes};
 use super::{Oracle, demand, limiters, over, room, waits};
 
@@ -128,7 +129,8 @@ impl Oracle {
                 self.abandon(&request);
             }
             Why::Closed => self.abandon(&request),
-            Why::QueueFull | Why::TooCostly => {}
+            Why::TooCostly => self.judge_too_costly(&request),
+            Why::QueueFull => {}
         }
     }
 
@@ -154,6 +156,22 @@ impl Oracle {
         {
             self.reports.judge(self.now, What::RefusedWithRoom, limiter.named(), Some(evidence));
         }
+    }
+
+    /// Judges a refusal for a cost that a limit can never hold. A ceiling of those that share a limiter holds half of it at least.
+    fn judge_too_costly(&mut self, request: &Request) {
+        let before = request.arrived.saturating_sub(self.settings.lease);
+        let limit = |(key, cost): (StateKey, u64)| {
+            let limiter = self.limiters.enforced(key.state.limiter)?;
+            let most = limiter.model.cost_max() / (1 + u64::from(limiter.model.is_shared));
+            (cost <= most).then_some((cost, most))
+        };
+        let held: Option<Vec<_>> = request.taken().map(limit).collect();
+        let is_calm = self.limiters.are_unchanged_since(before);
+        let largest = held.filter(|_| is_calm).and_then(|held| held.into_iter().max());
+        let detail = || format!("request {} is refused for its cost", request.number);
+        let evidence = largest.map(|(cost, most)| Evidence { sent: cost, limit: most, detail: detail() });
+        self.report(What::RefusedWithRoom, request, evidence);
     }
 
     /// Judges a refusal for want of the store, which must have had a reason while the request was there, or right before.

@@ -127,13 +127,7 @@ impl Worker {
 
     /// Books in this replica's own memory. A cost above its share is not asked for.
     pub(super) fn book_locally(&mut self, mut call: Call) {
-        let refs = self.local_refs();
-        let capacity = |one: &LimiterRef| one.rules.iter().map(Rule::capacity).min().unwrap_or(u64::MAX);
-        // A replica without a share grants nothing.
-        let costs_max: Vec<u64> = match &refs {
-            Some(refs) => refs.iter().map(capacity).collect(),
-            None => vec![0; self.queue.with_policy(OnStoreFailure::Local).count()],
-        };
+        let (refs, costs_max) = (self.local_refs(), self.local_costs_max());
         let cost_max = costs_max.iter().copied().min().unwrap_or(u64::MAX);
         let fits = |run: &Run| run.cost <= cost_max;
         call.replaced = call.runs.iter().take(call.replaced).filter(|run| fits(run)).count();
@@ -207,6 +201,16 @@ impl Worker {
     fn local_refs(&self) -> Option<Vec<LimiterRef>> {
         let (share, places) = (self.share(), self.queue.with_policy(OnStoreFailure::Local));
         places.map(|place| self.calling.limiter_refs[place].share(share)).collect()
+    }
+
+    /// Returns the largest cost that this replica's share of each limiter that is enforced locally can ever hold; zero where it has none.
+    fn local_costs_max(&self) -> Vec<u64> {
+        let (share, places) = (self.share(), self.queue.with_policy(OnStoreFailure::Local));
+        let most = |place: usize| {
+            let share = self.calling.limiter_refs[place].place(share);
+            share.map_or(0, |share| share.of(self.queue.instances[place].cost_max().get()))
+        };
+        places.map(most).collect()
     }
 
     /// Returns what this replica may grant of each limiter by itself: its share, or the whole where the limit is not kept.

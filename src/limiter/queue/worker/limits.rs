@@ -18,6 +18,8 @@ pub(in crate::limiter) struct Limits {
     pub(in crate::limiter) policies: Vec<OnStoreFailure>,
     /// How long after its slot a permit stays good.
     pub(in crate::limiter) guard: Micros,
+    /// For each limiter, the largest cost that it can ever hold. That is more than it grants at one instant where it spaces permits.
+    pub(in crate::limiter) costs_max: Vec<Permits>,
     /// The largest cost that every limiter can ever hold.
     pub(in crate::limiter) cost_max: Permits,
     /// The refusal of a larger cost.

@@ -11,6 +11,7 @@ use super::reporter::Reporter;
 use super::requests::Requests;
 use super::siblings::Siblings;
 use crate::clock::{Micros, Moment};
+use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::permit::OriginQueue;
 use crate::limiter::queue::shared;
@@ -95,6 +96,7 @@ pub(super) fn limits(queue: &Queue, session: &StoreSession, calling: &Calling) -
         refs: calling.limiter_refs.to_vec(),
         policies: instances.map(|instance| instance.active.limiter().on_store_failure).collect(),
         guard: queue.guard(),
+        costs_max: queue.instances.iter().map(LimiterInstance::cost_max).collect(),
         cost_max: queue.cost_max(),
         too_costly: queue.too_costly(),
         max_waiting: queue.max_waiting(),

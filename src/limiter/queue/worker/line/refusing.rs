@@ -2,13 +2,12 @@
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::{Class, OnStoreFailure, Permits, Refusal};
+use crate::limiter::model::{Class, OnStoreFailure, Refusal};
 use crate::limiter::queue::cost_queue::{Stage, Waiter};
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId};
 use crate::limiter::queue::worker::core::events::Action;
-use crate::limiter::queue::worker::limits::FULL_RETRY;
+use crate::limiter::queue::worker::limits::{FULL_RETRY, Limits};
 use crate::limiter::recovery::link::Link;
 
 use super::{Lane, LaneKey, Worker};
@@ -57,14 +56,19 @@ impl Worker {
 
     /// Returns the refusal of requests that cost more than their class can ever have dealt, if they do.
     fn too_costly(&self, key: &LaneKey) -> Option<Refusal> {
-        let mut charged = self.limits.refs.iter().zip(self.costs(key)).enumerate();
-        let capacity = |one: &LimiterRef| one.rules.iter().map(Rule::capacity).min().unwrap_or(u64::MAX);
-        let (place, (one, _)) = charged.find(|(_, (one, cost))| *cost > capacity(one))?;
-        if key.costs.same().is_some() || place >= self.limits.policies.len() {
-            return Some(self.limits.too_costly.clone());
+        let Limits { refs, costs_max, too_costly, .. } = &self.limits;
+        // The ceilings stand behind the limiters, and are windows.
+        let rate =
+            |ceiling: &LimiterRef| ceiling.rules.iter().map(|rule| rule.rate).min().unwrap_or(u64::MAX);
+        let most = |place: usize| costs_max.get(place).map_or_else(|| rate(&refs[place]), |most| most.get());
+        let (place, _) =
+            self.costs(key).into_iter().enumerate().find(|(place, cost)| *cost > most(*place))?;
+        match costs_max.get(place) {
+            Some(cost_max) if key.costs.same().is_none() => {
+                Some(Refusal::CostExceedsLimit { limiter: refs[place].name.clone(), cost_max: *cost_max })
+            }
+            _ => Some(too_costly.clone()),
         }
-        let cost_max = Permits::new(capacity(one)).unwrap_or(Permits::ONE);
-        Some(Refusal::CostExceedsLimit { limiter: one.name.clone(), cost_max })
     }
 
     /// Refuses the requests that cost more than the limits, after a change, can ever hold.
