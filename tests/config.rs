@@ -1338,6 +1338,24 @@ fn overrides_are_parsed_as_written() {
 }
 
 #[test]
+fn a_cost_above_a_ceiling_is_warned_of() {
+    let with = |cost: &str| {
+        let classes = "[{name: web, of: [x], floor: 20%}, {name: rest, ceiling: 10%}]";
+        let limiter =
+            format!("{{limits: [20/s], queue: {{timeout: 1s}}, share: {{by: route, classes: {classes}}}}}");
+        let route =
+            format!("{{name: x, match: {{path: /}}, upstream: 'http://a', limiter: a, cost: {cost}}}");
+        let loaded = Place::new().load(format!("limiters: {{a: {limiter}}}\nroutes: [{route}]\n")).unwrap();
+        loaded.warnings.iter().map(ToString::to_string).filter(|it| it.contains("cost")).collect::<Vec<_>>()
+    };
+    assert_eq!(with("2"), Vec::<String>::new());
+    let [warning] = &*with("3") else { panic!() };
+    let expected = r#"larger than limiter "a" can ever grant to "rest", by "ceiling rest": 2 at once; their requests are refused"#;
+    assert!(warning.ends_with(expected), "{warning}");
+    assert_eq!(with("17").len(), 2, "what the floor leaves, too");
+}
+
+#[test]
 fn overrides_for_unknown_clients_are_warned_of() {
     let named = "{acme: [1/s], x: [1/s], y: [1/s], z: [1/s], v: [1/s]}";
     let loaded = Place::new().load(overriding("client", named)).unwrap();

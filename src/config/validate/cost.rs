@@ -12,7 +12,7 @@ use crate::config::presets::PRESETS;
 use crate::config::presets::preset::Preset;
 use crate::config::problem::quoted;
 use crate::config::schema::{self, Form, Paths};
-use crate::limiter::model::limit::{Mode, Permits, RATE_MAX};
+use crate::limiter::model::limit::{Limiter, Mode, Permits, RATE_MAX};
 
 pub(super) type Written = Option<Form<schema::Cost, schema::CostHeader>>;
 
@@ -291,7 +291,10 @@ fn can_be_granted(check: &mut Check<'_>, cost: Permits, limiters: &[&Keyed], at:
         let lowest = limiter.overrides().min_by_key(|it| (it.cost_max(), it.value().cloned()));
         [limiter].into_iter().chain(lowest)
     });
-    let Some(limiter) = all.find(|limiter| cost > limiter.cost_max()) else { return true };
+    let Some(limiter) = all.find(|limiter| cost > limiter.cost_max()) else {
+        limiters.iter().for_each(|(limiter, _)| warn_of_ceilings(check, cost, limiter, at));
+        return true;
+    };
     let tightest = limiter.limits.iter().min_by_key(|limit| limit.cost_max());
     let whose = limiter.value().map(|value| format!(" to {}", quoted(value))).unwrap_or_default();
     let message = format!(
@@ -302,6 +305,22 @@ fn can_be_granted(check: &mut Check<'_>, cost: Permits, limiters: &[&Keyed], at:
     );
     check.problem(at, message);
     false
+}
+
+/// Warns of a cost that some classes of a limiter can never be granted, because of a ceiling, or of the floor of another class.
+fn warn_of_ceilings(check: &mut Check<'_>, cost: Permits, limiter: &Limiter, at: &At<'_>) {
+    let Some(share) = limiter.share() else { return };
+    for bound in share.bounds().iter().filter(|bound| cost > limiter.cost_max_within(bound)) {
+        let classes: Vec<_> = bound.classes.iter().map(|class| quoted(&share.classes[*class].name)).collect();
+        let message = format!(
+            "larger than limiter {} can ever grant to {}, by {}: {} at once; their requests are refused",
+            quoted(limiter.name.as_str()),
+            classes.join(" and "),
+            quoted(&bound.name),
+            limiter.cost_max_within(bound),
+        );
+        check.warn(at, message);
+    }
 }
 
 /// Checks a number of permits, by default 1.

@@ -14,6 +14,7 @@ use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
 use crate::limiter::arithmetic::cell::Entry;
 use crate::limiter::arithmetic::quota::Quota;
 use crate::limiter::arithmetic::share::Share;
+use crate::limiter::model::Bound;
 use crate::limiter::model::calendar_windows::{CalendarWindows, window_of};
 use crate::limiter::model::limit::{self, Limit, Limiter, Permits};
 use crate::usage::Refill;
@@ -277,6 +278,11 @@ impl Limiter {
     /// Returns the largest cost that every window can hold.
     pub fn cost_max(&self) -> Permits {
         self.limits.iter().map(Limit::cost_max).min().unwrap_or(Permits::ONE)
+    }
+
+    /// Returns the largest cost that some classes of its callers can ever be granted.
+    pub fn cost_max_within(&self, bound: &Bound) -> Permits {
+        self.limits.iter().map(|limit| ceiling(limit, bound.ppm).rate).min().unwrap_or(Permits::ONE)
     }
 
     /// Returns the largest cost that every window can hold in any partition.

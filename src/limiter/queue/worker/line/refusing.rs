@@ -2,7 +2,7 @@
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::{Class, OnStoreFailure, Refusal};
+use crate::limiter::model::{Class, OnStoreFailure, Permits, Refusal};
 use crate::limiter::queue::cost_queue::{Stage, Waiter};
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId};
@@ -58,17 +58,15 @@ impl Worker {
     fn too_costly(&self, key: &LaneKey) -> Option<Refusal> {
         let Limits { refs, costs_max, too_costly, .. } = &self.limits;
         // The ceilings stand behind the limiters, and are windows.
-        let rate =
-            |ceiling: &LimiterRef| ceiling.rules.iter().map(|rule| rule.rate).min().unwrap_or(u64::MAX);
-        let most = |place: usize| costs_max.get(place).map_or_else(|| rate(&refs[place]), |most| most.get());
-        let (place, _) =
-            self.costs(key).into_iter().enumerate().find(|(place, cost)| *cost > most(*place))?;
-        match costs_max.get(place) {
-            Some(cost_max) if key.costs.same().is_none() => {
-                Some(Refusal::CostExceedsLimit { limiter: refs[place].name.clone(), cost_max: *cost_max })
-            }
-            _ => Some(too_costly.clone()),
+        let rate = |ceiling: &LimiterRef| ceiling.rules.iter().map(|rule| rule.rate).min();
+        let of_ceiling = |place: usize| rate(&refs[place]).and_then(Permits::new).unwrap_or(Permits::ONE);
+        let most = |place: usize| costs_max.get(place).copied().unwrap_or_else(|| of_ceiling(place));
+        let mut costs = self.costs(key).into_iter().enumerate();
+        let (place, _) = costs.find(|(place, cost)| *cost > most(*place).get())?;
+        if place < costs_max.len() && key.costs.same().is_some() {
+            return Some(too_costly.clone());
         }
+        Some(Refusal::CostExceedsLimit { limiter: refs[place].name.clone(), cost_max: most(place) })
     }
 
     /// Refuses the requests that cost more than the limits, after a change, can ever hold.

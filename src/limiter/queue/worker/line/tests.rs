@@ -8,8 +8,8 @@ use super::Worker;
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{
-    Answer, Call, Class, ClassMember, Dealt, Flow, Last, LineAnswer, OnStoreFailure, Permits, QueueLimits,
-    QuotaShare, Refusal, Want,
+    Answer, Bound, Call, Class, ClassMember, Dealt, Flow, Last, LineAnswer, OnStoreFailure, Permits,
+    QueueLimits, QuotaShare, Refusal, Want,
 };
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::{Arrival, Asker, RequestId, Unusable};
@@ -147,6 +147,26 @@ fn refused(actions: &[Action]) -> Vec<u32> {
         _ => None,
     });
     refused.collect()
+}
+
+#[test]
+fn a_cost_above_a_ceiling_is_refused_with_what_the_class_can_hold() {
+    let mut limits = limits(OnStoreFailure::Local, 100);
+    let limiter = tests::limiter(10, Duration::from_secs(1), Duration::from_secs(1));
+    let bound = Bound { name: "ceiling rest".into(), ppm: 300_000, classes: vec![1] };
+    limits.refs.push(LimiterRef::ceiling(&limiter, None, &bound, SHOWN));
+    limits.shared.as_mut().unwrap().ceilings = vec![bound.classes];
+    let mut core = Driven(Worker::new(limits, SECOND, START));
+    let mut refused = |request, name, cost| {
+        let Event::Arrived(arrival) = arrival(request, name, START) else { panic!() };
+        let costs = Permits::new(cost).unwrap().into();
+        let actions = core.on(START, vec![Event::Arrived(Arrival { costs, ..arrival })]);
+        actions.iter().find_map(|action| match action {
+            Action::Refuse(_, _, Refusal::CostExceedsLimit { cost_max, .. }) => Some(cost_max.get()),
+            _ => None,
+        })
+    };
+    assert_eq!([refused(0, "web", 4), refused(1, "etl", 3), refused(2, "etl", 4)], [None, None, Some(3)]);
 }
 
 #[test]
