@@ -203,14 +203,17 @@ impl Worker {
         places.map(|place| self.calling.limiter_refs[place].share(share)).collect()
     }
 
-    /// Returns the largest cost that this replica's share of each limiter that is enforced locally can ever hold; zero where it has none.
+    /// Returns the largest cost that this replica's share of each limiter that is enforced locally can ever hold. A replica without a share
+    /// of one grants nothing of any.
     fn local_costs_max(&self) -> Vec<u64> {
-        let (share, places) = (self.share(), self.queue.with_policy(OnStoreFailure::Local));
-        let most = |place: usize| {
-            let share = self.calling.limiter_refs[place].place(share);
-            share.map_or(0, |share| share.of(self.queue.instances[place].cost_max().get()))
+        let share = self.share();
+        let places: Vec<usize> = self.queue.with_policy(OnStoreFailure::Local).collect();
+        let most = |place: &usize| {
+            let share = self.calling.limiter_refs[*place].place(share)?;
+            Some(share.of(self.queue.instances[*place].cost_max().get()))
         };
-        places.map(most).collect()
+        let costs_max: Option<Vec<u64>> = places.iter().map(most).collect();
+        costs_max.unwrap_or_else(|| vec![0; places.len()])
     }
 
     /// Returns what this replica may grant of each limiter by itself: its share, or the whole where the limit is not kept.

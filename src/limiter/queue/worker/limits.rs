@@ -20,9 +20,7 @@ pub(in crate::limiter) struct Limits {
     pub(in crate::limiter) guard: Micros,
     /// For each limiter, the largest cost that it can ever hold. That is more than it grants at one instant where it spaces permits.
     pub(in crate::limiter) costs_max: Vec<Permits>,
-    /// The largest cost that every limiter can ever hold.
-    pub(in crate::limiter) cost_max: Permits,
-    /// The refusal of a larger cost.
+    /// The refusal of a cost above the smallest of them.
     pub(in crate::limiter) too_costly: Refusal,
     /// How many requests may wait.
     pub(in crate::limiter) max_waiting: u32,
@@ -32,6 +30,11 @@ pub(in crate::limiter) struct Limits {
 }
 
 impl Limits {
+    /// Returns the largest cost that every limiter can ever hold.
+    pub(super) fn cost_max(&self) -> Permits {
+        self.costs_max.iter().copied().min().unwrap_or(Permits::ONE)
+    }
+
     /// Returns the refusal of a request whose slot is too far away; `delay` is how far, if known.
     pub(super) fn too_far(&self, delay: Option<Micros>) -> Refusal {
         let delay = delay.unwrap_or(self.terms.lease);

@@ -97,7 +97,6 @@ pub(super) fn limits(queue: &Queue, session: &StoreSession, calling: &Calling) -
         policies: instances.map(|instance| instance.active.limiter().on_store_failure).collect(),
         guard: queue.guard(),
         costs_max: queue.instances.iter().map(LimiterInstance::cost_max).collect(),
-        cost_max: queue.cost_max(),
         too_costly: queue.too_costly(),
         max_waiting: queue.max_waiting(),
         terms: session.terms,

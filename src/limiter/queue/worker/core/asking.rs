@@ -261,24 +261,29 @@ impl Worker {
         let Around { now, latency, .. } = *around;
         let wait_left = |(cost, _): &(Permits, usize)| self.cost_queues.get(cost)?.wait_left(now);
         let least = replace.iter().filter_map(wait_left).min().unwrap_or(Micros(u64::MAX));
-        let asked = arrivals.len() + replace.iter().map(|(_, count)| count).sum::<usize>();
-        let permits = arrivals.iter().map(|arrival| arrival.cost().get());
-        let replaced = replace.iter().map(|(cost, count)| cost.get().saturating_mul(*count as u64));
-        let permits: u64 = permits.chain(replaced).fold(0, u64::saturating_add);
-        // Where most of the limits is left, a slot that comes late is replaced at once.
-        let is_plenty = permits <= self.prefetch.budget;
-        let all_may_wait = arrivals.len() as u64 <= self.queue_slots_left();
-        let burst = if all_may_wait && !is_plenty {
-            self.calls.bursts.lead(asked.min(self.at_once()))
-        } else {
-            Micros::ZERO
-        };
+        let burst = self.burst_lead(replace, arrivals);
         let slow = if latency > self.limits.guard { latency } else { Micros::ZERO };
         let lead = slow.max(burst);
         // Where nobody may wait, the store refuses the wait of one that is booked ahead.
         let is_none_refused =
             self.limits.max_waiting > 0 || arrivals.iter().all(|arrival| arrival.deadline <= now);
         if lead <= least && is_none_refused { lead } else { Micros::ZERO }
+    }
+
+    /// Returns how far ahead a burst is booked. Not where not all may wait, nor where most of the limits is left: a slot that comes late is
+    /// replaced at once there.
+    fn burst_lead(&self, replace: &[(Permits, usize)], arrivals: &[Arrival]) -> Micros {
+        let each = arrivals.iter().map(|arrival| (arrival.cost(), 1)).chain(replace.iter().copied());
+        let (mut asked, mut permits) = (0, 0_u64);
+        for (cost, count) in each {
+            asked += count;
+            permits = permits.saturating_add(cost.get().saturating_mul(count as u64));
+        }
+        let all_may_wait = arrivals.len() as u64 <= self.queue_slots_left();
+        if !all_may_wait || permits <= self.prefetch.budget {
+            return Micros::ZERO;
+        }
+        self.calls.bursts.lead(asked.min(self.at_once()))
     }
 
     /// Returns how many permits the limits grant at one instant.

@@ -430,7 +430,7 @@ impl Worker {
     /// Returns what a request takes of every limiter. Requests with costs of their own come to this core only for a moment, by a route of
     /// before a reload.
     fn scalar(&self, costs: &Costs) -> Permits {
-        costs.same().unwrap_or_else(|| costs.largest().min(self.limits.cost_max))
+        costs.same().unwrap_or_else(|| costs.largest().min(self.limits.cost_max()))
     }
 
     fn expect_end(&mut self, arrival: &Arrival) {

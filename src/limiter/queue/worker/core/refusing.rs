@@ -12,21 +12,21 @@ use crate::limiter::queue::worker::limits::FULL_RETRY;
 use crate::limiter::recovery::link::Link;
 use crate::limiter::store::clock::StoreClock;
 
+use super::Worker;
 use super::events::Action;
-use super::{Worker, events};
 
 impl Worker {
     /// Refuses the requests that cost more than the limits, after a change, can ever hold.
     pub(super) fn refuse_too_costly(&mut self, out: &mut Vec<Action>) {
-        let events::Limits { cost_max, too_costly, .. } = &self.limits;
-        for (cost, queue) in self.cost_queues.range_mut((Bound::Excluded(*cost_max), Bound::Unbounded)) {
+        let (cost_max, too_costly) = (self.limits.cost_max(), &self.limits.too_costly);
+        for (cost, queue) in self.cost_queues.range_mut((Bound::Excluded(cost_max), Bound::Unbounded)) {
             let refused = queue.take_waiters().into_iter();
             out.extend(refused.map(|waiter| {
                 Action::Refuse(Asker::Request(waiter.request), (*cost).into(), too_costly.clone())
             }));
         }
         self.arrivals.list.retain(|arrival| {
-            let fits = arrival.cost() <= *cost_max;
+            let fits = arrival.cost() <= cost_max;
             if !fits {
                 out.push(Action::Refuse(arrival.asker, arrival.costs.clone(), too_costly.clone()));
             }

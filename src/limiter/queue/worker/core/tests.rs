@@ -45,7 +45,6 @@ fn limits(rate: u64, wait_seconds: u32, policy: OnStoreFailure) -> Limits {
         policies: vec![policy],
         guard: Micros::from(Limiter::clone(&limiter).guard),
         costs_max: vec![Permits::new(rate).unwrap()],
-        cost_max: Permits::new(rate).unwrap(),
         too_costly: Refusal::CostExceedsLimit { limiter: limiter.name.clone(), cost_max: Permits::ONE },
         max_waiting: 1000,
         terms: Terms::new(Micros::from_millis(500), Micros::from_millis(100)),

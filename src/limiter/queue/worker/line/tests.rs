@@ -56,7 +56,6 @@ fn limits(policy: OnStoreFailure, max_waiting: u32) -> Limits {
         policies: vec![policy],
         guard: Micros::from_millis(10),
         costs_max: vec![Permits::new(10).unwrap()],
-        cost_max: Permits::new(10).unwrap(),
         too_costly: Refusal::CostExceedsLimit { limiter: limiter.name.clone(), cost_max: Permits::ONE },
         max_waiting,
         terms: Terms::new(Micros::from_millis(500), Micros::from_millis(100)),
