@@ -119,7 +119,8 @@ do
       if not State.is_pending(state) and State.reset(state, Epoch.reset_of(epoch, key)) then move_up(state, now, lease) end
     end
 
-    -- Moves the bookings that a pause covers, and all later ones. Their slots cannot be used, so they are void at once.
+    -- Moves the bookings that a pause covers, and all later ones. Their slots cannot be used, so they are void at once. A replica that has
+    -- not heard of it uses its own for a lease, also behind a short pause: who comes behind it comes behind these, too.
     local function follow_pause(state, now, lease)
       local till = state.pause.paused_until
       if State.is_pending(state) or till <= now then return end
@@ -127,7 +128,9 @@ do
       local place = Timeline.first_from(timeline, Rule.cell_from(now + 1, state.rules.cell))
       while timeline.permits[place] == 0 do place = place + 1 end
       local first = timeline.at[place]
-      if first and first < till then Reschedule.start(state, now, now + 1, lease, state.union) end
+      if not first or first >= till then return end
+      if first < now + lease then Pause.hold(state, now + 2 * lease) end
+      Reschedule.start(state, now, now + 1, lease, state.union)
     end
 
     -- Follows a pause set or lifted by hand; where it was lifted, bookings move up.

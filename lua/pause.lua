@@ -7,16 +7,18 @@
 --                 further apart the second is from the first
 --   by_hand_at    when it was last set or lifted by hand
 --   status        of the answer that refused, 0: by hand; `named`: 1 if the answer named the instant; `replica`: the one that reported
+--   held_until    it lasts at least until then, even if it is lifted: slots that it has voided may be used by who has not heard of it
 
 local Pause
 do
   -- The pause of a state that has never been paused, without the fields that are only read with a pause. It is shared and never changed.
-  local NONE = { paused_until = 0, set_at = 0, length = 0, paced_until = 0, by_hand_at = 0, status = 0, named = 0, replica = 0 }
+  local NONE = { paused_until = 0, set_at = 0, length = 0, paced_until = 0, by_hand_at = 0, status = 0, named = 0, replica = 0, held_until = 0 }
 
   local function rare()
     -- The stored fields, in order.
     local FIELDS = {
       "paused_until", "set_at", "length", "paced_until", "spacing", "next", "probe", "by_hand_at", "status", "named", "replica",
+      "held_until",
     }
 
     local function load(row)
@@ -33,7 +35,7 @@ do
 
     -- Returns the pause of a state, to be changed.
     local function own(state)
-      if state.pause == NONE then state.pause = load({ 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }) end
+      if state.pause == NONE then state.pause = load({ 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }) end
       return state.pause
     end
 
@@ -51,6 +53,13 @@ do
       pause.spacing = shortest.whole + (shortest.part > 0 and 1 or 0)
     end
 
+    -- Lets a pause last until an instant at least.
+    local function hold(state, till)
+      local pause = own(state)
+      local more = max(till - pause.paused_until, 0)
+      pause.held_until, pause.paused_until, pause.paced_until = till, pause.paused_until + more, pause.paced_until + more
+    end
+
     -- Follows a pause set by hand at an instant; `till` that has passed lifts it. An upstream's later pause stays. Returns whether it
     -- had not been followed yet.
     local function follow(state, now, at, till, replica)
@@ -63,7 +72,7 @@ do
         set(state, now, till, 0, 0, 0, replica)
       else
         pause.status, pause.named, pause.replica = 0, 0, 0
-        pause.paused_until = min(pause.paused_until, now)
+        pause.paused_until = min(pause.paused_until, max(now, pause.held_until))
         pause.paced_until = pause.paused_until
       end
       return true
@@ -74,7 +83,7 @@ do
       local ahead = state.pause.set_at - now
       if ahead <= 0 then return end
       local pause = own(state)
-      for _, field in ipairs({ "paused_until", "set_at", "paced_until", "next" }) do pause[field] = max(pause[field] - ahead, 0) end
+      for _, field in ipairs({ "paused_until", "set_at", "paced_until", "next", "held_until" }) do pause[field] = max(pause[field] - ahead, 0) end
       pause.by_hand_at = min(pause.by_hand_at, now)
     end
 
@@ -103,7 +112,7 @@ do
     end
 
     return {
-      load = load, pack = pack, own = own, set = set, follow = follow, rebase = rebase, open_from = open_from, is_paced = is_paced,
+      load = load, pack = pack, own = own, set = set, hold = hold, follow = follow, rebase = rebase, open_from = open_from, is_paced = is_paced,
       unpaced = unpaced, booked = booked,
     }
   end

@@ -40,6 +40,8 @@ pub struct Pause {
     by_hand_at: Micros,
     /// The cause; `None` before the first pause, and when it was lifted.
     cause: Option<Cause>,
+    /// The pause lasts at least until then, even if it is lifted: slots that it has voided may be used by who has not heard of it.
+    held_until: Micros,
 }
 
 impl Pause {
@@ -106,6 +108,14 @@ impl Pause {
         *self = Pause { until, set_at: now, paced_until, spacing, next: until, probe, cause, ..*self };
     }
 
+    /// Lets the pause last until an instant at least.
+    pub(in crate::limiter) fn hold(&mut self, until: Micros) {
+        let more = until - self.until;
+        self.held_until = until;
+        self.until = self.until + more;
+        self.paced_until = self.paced_until + more;
+    }
+
     /// Follows a pause by hand, set at an instant through a replica. An end that has passed lifts the pause; an upstream's later
     /// pause stays. Returns whether it had not been followed yet.
     pub(in crate::limiter) fn follow(
@@ -129,7 +139,7 @@ impl Pause {
             self.set(now, until, Micros::ZERO, Cause { reason: Reason::ByHand, replica }, rules);
         } else {
             self.cause = None;
-            self.until = self.until.min(now);
+            self.until = self.until.min(now.max(self.held_until));
             self.paced_until = self.until;
         }
         true

@@ -171,7 +171,9 @@ impl LimiterState {
     }
 
     /// Moves the bookings that a pause covers to its end, and all later ones behind them, in order. Their slots cannot be
-    /// used, so they are void at once: their holders learn of the pause with their next answer.
+    /// used, so they are void at once: their holders learn of the pause with their next answer. A replica that has not heard of it uses its
+    /// own for a lease, also behind a short pause. They are in order with all that was booked before, so whatever comes two leases behind
+    /// the pause's begin is too far from them for any limit that they could break: one of a shorter window than a lease.
     fn follow_pause(&mut self, now: Micros, lease: Micros) {
         if self.is_unheard {
             return;
@@ -179,10 +181,12 @@ impl LimiterState {
         let (from, until) = (now + Micros::ONE, self.pause.until());
         // Bookings in the cell of this moment stay there.
         let paused = cell_from(from, finest_cell(&self.rules))..until;
-        let is_covered = self.timeline.entries().iter().any(|entry| paused.contains(&entry.at));
-        if !self.reschedule.is_pending() && is_covered {
-            self.reschedule(now, from, lease, self.rules.clone());
+        let first = self.timeline.entries().iter().map(|entry| entry.at).find(|at| paused.contains(at));
+        let Some(first) = first.filter(|_| !self.reschedule.is_pending()) else { return };
+        if first < now + lease {
+            self.pause.hold(now + lease + lease);
         }
+        self.reschedule(now, from, lease, self.rules.clone());
     }
 
     /// Pauses the limiter as an upstream asks a replica. Returns whether anything has changed.

@@ -15,6 +15,7 @@ mod overrides;
 mod prefetch;
 mod shared_quota;
 mod spreading;
+mod unheard_pause;
 mod warm_up;
 
 use std::sync::Arc;

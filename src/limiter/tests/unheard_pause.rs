@@ -1,0 +1,114 @@
+//! A pause that one replica does not hear of: it uses its slots for a lease. What others get must leave room for these.
+
+use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::bucket::Bucket;
+use crate::limiter::arithmetic::algorithm::kind::Kind;
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::arithmetic::queue_order::QueueOrder;
+use crate::limiter::arithmetic::reserve::{report_upstream, reserve};
+use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::arithmetic::state::LimiterState;
+use crate::limiter::model::{Call, LimiterName, Outcome, PauseRequest, Run, UpstreamReport};
+
+const SECOND: Micros = Micros::from_millis(1000);
+const START: Micros = Micros::from_millis(1_000_000);
+const LEASE: Micros = Micros::from_millis(500);
+const RATE: u64 = 100;
+/// The distance of two permits, less a cell.
+const SPACING: Micros = Micros(SECOND.0 / RATE - 1);
+
+/// A limiter that spaces permits, and its queue.
+struct Spaced {
+    limiter_ref: LimiterRef,
+    state: LimiterState,
+    order: QueueOrder,
+}
+
+impl Spaced {
+    fn new() -> Spaced {
+        let kind = Kind::Bucket(Bucket { burst: 1 });
+        let rule = Rule { rate: RATE, window: SECOND, cell: Micros::ONE, kind };
+        let limiter_ref = LimiterRef {
+            name: LimiterName::parse("api").unwrap(),
+            partition: None,
+            valid_until: None,
+            group: "api".into(),
+            rules: [rule].into(),
+        };
+        Spaced { limiter_ref, state: LimiterState::default(), order: QueueOrder::default() }
+    }
+
+    /// Books permits for new requests of a replica, and returns their slots.
+    fn book(&mut self, now: Micros, replica: u64, count: u64) -> Vec<Micros> {
+        let run = Run { cost: 1, wait_max: SECOND + SECOND, count };
+        let generations = vec![self.state.generation().number];
+        let call = Call { replica, generations, runs: vec![run], queue_slots_left: count, ..Call::default() };
+        let rules = self.limiter_ref.rules.clone();
+        let answer = reserve(now, LEASE, &mut [(&mut self.state, rules)], &mut self.order, &call);
+        let slots = answer.outcomes.iter().flat_map(|(count, outcome)| {
+            let Outcome::Booked(at) = outcome else { panic!("{outcome:?}") };
+            (0..*count).map(move |_| *at)
+        });
+        slots.collect()
+    }
+
+    fn pause(&mut self, now: Micros, wait: Micros) {
+        let pause = PauseRequest {
+            wait: Some(wait),
+            fallback: SECOND,
+            max: Micros(60 * SECOND.0),
+            sent_ago: Micros::ZERO,
+            jitter: 0,
+            status: 429,
+            made_ago: Micros::ZERO,
+        };
+        let report = UpstreamReport { replica: 1, pause: Some(pause), ..UpstreamReport::default() };
+        self.state.open(now, &self.limiter_ref.rules, LEASE, 1);
+        report_upstream(&mut self.state, now, LEASE, &self.limiter_ref, &report);
+    }
+
+    fn resume(&mut self, now: Micros) {
+        self.state.open(now, &self.limiter_ref.rules, LEASE, 1);
+        self.state.pause_by_hand(now, LEASE, now, Micros::ZERO, 1);
+    }
+}
+
+/// Lets one replica hold every slot, pauses the limiter `wait` long, and lifts the pause after `lifted`, if at all. Returns the slots that
+/// are used: of that replica those of a lease behind the end of the upstream's own pause, and of another the ones that it gets.
+fn used(wait: Micros, lifted: Option<Micros>) -> Vec<Micros> {
+    let mut spaced = Spaced::new();
+    let paused_at = START + Micros::from_millis(105);
+    let held = spaced.book(START, 2, RATE);
+    spaced.pause(paused_at, wait);
+    let open_from = paused_at + lifted.unwrap_or(wait);
+    if let Some(lifted) = lifted {
+        spaced.resume(paused_at + lifted);
+    }
+    let mut used: Vec<_> =
+        held.into_iter().filter(|slot| open_from <= *slot && *slot < paused_at + LEASE).collect();
+    assert!(!used.is_empty());
+    for step in 0..50 {
+        used.extend(spaced.book(open_from + Micros(step * SECOND.0 / 50), 1, 1));
+    }
+    used.sort_unstable();
+    used
+}
+
+fn assert_spaced(used: &[Micros]) {
+    let close = used.windows(2).find(|pair| pair[1] - pair[0] < SPACING);
+    assert_eq!(close, None, "of {used:?}");
+}
+
+#[test]
+fn slots_behind_a_short_pause_leave_room_for_those_of_a_replica_that_has_not_heard() {
+    for wait in [1, 100, 300, 400] {
+        assert_spaced(&used(Micros::from_millis(wait), None));
+    }
+}
+
+#[test]
+fn slots_behind_a_pause_that_is_lifted_at_once_do_so_too() {
+    for lifted in [1, 100, 400] {
+        assert_spaced(&used(Micros(30 * SECOND.0), Some(Micros::from_millis(lifted))));
+    }
+}
