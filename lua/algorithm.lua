@@ -20,7 +20,8 @@
 --   take(sight, search, permits) books permits at `search.at`
 -- Of a state:
 --   available(rule, timeline, now, checkpoint, external)   permits that could be used now beside `external` ones
---   expires(rule, timeline, checkpoint, rules)   when neither a booking nor the checkpoint matters any more
+--   expires(rule, timeline, checkpoint, rules, now)   when neither a booking nor the checkpoint matters any more; and, where
+--                                CHECKPOINT_SIZE is not 0, the permits that it lacks behind the last booking, or at `now` if that is later
 --   CHECKPOINT_SIZE              the number of values that stand for bookings no longer seen one by one; 0: none
 -- Only where CHECKPOINT_SIZE is not 0, where `checkpoint` is an array of that size, all zeros at first:
 --   fold(rule, timeline, checkpoint, till)   the checkpoint with the bookings until an instant taken in

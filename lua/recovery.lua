@@ -13,27 +13,35 @@ local Recovery = setmetatable({ rare = function()
     local AT_ONCE = 5000000
     local most, away = 0, epoch.opens - epoch.silent_from + AT_ONCE
     for _, rule in ipairs(state.rules) do
-      most = max(most, min(rule.capacity, ceil(rule.rate * away / rule.window) + #epoch.members / Epoch.SIZE))
+      most = max(most, min(rule.lacking_max, ceil(rule.rate * away / rule.window) + #epoch.members / Epoch.SIZE))
     end
     return most
   end
 
-  -- Returns the most permits that any rule would grant at an instant. To charge more would close a limit for longer than if it was used up.
+  -- Returns the most permits that any rule would grant at an instant, to one request or to several. To charge more would close a limit for
+  -- longer than if it was used up.
   local function grantable(state, at)
     local most = 0
     for index, rule in ipairs(state.rules) do
-      most = max(most, rule.algorithm.available(rule, state.timeline, at, state.checkpoints[index], 0))
+      local left = rule.algorithm.available(rule, state.timeline, at, state.checkpoints[index], 0)
+      if left > 0 then most = max(most, left + rule.lacking_max - rule.capacity) end
     end
     return most
   end
 
   -- Takes a booking into the checkpoints that hold its instant. One that is not in its order counts as if nothing of it had flowed out
-  -- since; but no bucket ever lacked more than all that it holds.
+  -- since; but no bucket ever lacked more than all that it holds. A rule that spaces permits was free for each booking: the one that it is
+  -- free for last counts.
   local function take_late(state, at, permits)
     for place, checkpoint in pairs(state.checkpoints) do
-      local rule = state.rules[place]
-      local lacks_all = checkpoint[1] >= checkpoint[#checkpoint] + Rule.span_exact(rule, rule.capacity)
-      if not lacks_all then state.checkpoints[place] = rule.algorithm.take_late(rule, checkpoint, at, permits) end
+      local rule, folded = state.rules[place], checkpoint[#checkpoint]
+      if rule.is_spaced then
+        local behind = rule.algorithm.take_late(rule, rule.algorithm.lacking(rule, at, 0), at, permits)
+        behind[#behind] = folded
+        if at <= folded and rule.algorithm.is_emptier(behind, checkpoint) then state.checkpoints[place] = behind end
+      elseif checkpoint[1] < folded + Rule.span_exact(rule, rule.capacity) then
+        state.checkpoints[place] = rule.algorithm.take_late(rule, checkpoint, at, permits)
+      end
     end
   end
 
@@ -125,7 +133,7 @@ local Recovery = setmetatable({ rare = function()
       elseif at == 0 then
         at, permits = epoch.opens, granted_away(state, epoch)
         if is_lost == 1 then
-          for _, rule in ipairs(state.rules) do permits = max(permits, rule.capacity) end
+          for _, rule in ipairs(state.rules) do permits = max(permits, rule.lacking_max) end
         end
         permits = min(permits, grantable(state, at))
         Search.charge_at(state, at, permits)

@@ -28,6 +28,9 @@ do
       whole = floor(window / rate), part = window % rate, seen_for = window, reach = math.huge, skips_room = false, place = #rules + 1,
     }
     algorithm.parse(rule, rest)
+    -- Where permits are spaced, a request of several is granted as soon as one is: the rule lacks up to all that it grants in a window.
+    rule.is_spaced = rule.capacity == 1 and algorithm.CHECKPOINT_SIZE > 0
+    rule.lacking_max = rule.is_spaced and rate or rule.capacity
     -- Bookings that are in a checkpoint are kept in wider cells: only a change of the limits reads them.
     local FOLDED_CELLS = 512
     rule.folded_cell = rule.cell

@@ -63,18 +63,22 @@ do
     }
   end
 
-  -- Returns when the state matters no more.
-  local function expires(state)
+  -- Returns when the state matters no more, and the most permits that a rule which spaces them lacks at `now`, or behind the last booking if
+  -- that is later.
+  local function expires(state, now)
     local rules, timeline, checkpoints, pause = state.rules, state.timeline, state.checkpoints, state.pause
     Timeline.compact(timeline)
     -- A pause matters for the length of the next one, too.
     local at = max(pause.paced_until, pause.paused_until + 2 * pause.length)
     if timeline.moving then at = max(at, state.rescheduled_until) end
+    local most = 0
     for index = 1, #rules do
       local rule = rules[index]
-      at = max(at, rule.algorithm.expires(rule, timeline, checkpoints[index], rules))
+      local expires_at, lacking = rule.algorithm.expires(rule, timeline, checkpoints[index], rules, now)
+      at = max(at, expires_at)
+      if rule.is_spaced then most = max(most, lacking) end
     end
-    return at
+    return at, most
   end
 
   -- Writes a state, which exists for no shorter than was noted before. Notes a longer life with a margin, so that few calls do, and that
@@ -118,7 +122,7 @@ do
     for index = 1, #states do
       local state, rules, available_now = states[index], own_rules[index], {}
       for place = 1, #rules do available_now[place] = available(state, now, rules[place]) end
-      local expires_at, pause_end = expires(state), paused_until(state, now)
+      local expires_at, lacking = expires(state, now)
       last_booked = max(last_booked, state.timeline.at[state.timeline.size] or 0)
       if now < epoch.opens and #state.written_back > 0 then
         expires_at = max(expires_at, epoch.opens + Rule.longest_window(state.rules))
@@ -126,17 +130,19 @@ do
       lives_until = max(lives_until, keep(KEYS[index], stored[index], state, now, expires_at, live_key, moved_key, epoch))
       -- Several sets of limits are in force only as long as each is declared again and again.
       local is_disputed = #state.declared > 3 and 1 or 0
-      rows[index] = { state.generation, state.void_from, state.previous_generation, available_now, pause_end, is_disputed }
+      rows[index] = { state.generation, state.void_from, state.previous_generation, available_now, paused_until(state, now), is_disputed, lacking }
     end
     return rows, last_booked, lives_until
   end
 
   local function rare()
     -- Returns the checkpoint of a rule that nothing was booked under; nil for an algorithm that has none. Where the bookings before
-    -- `known_from` are not known, the bucket was empty as late as it can have been to be full again then.
+    -- `known_from` are not known, the bucket was empty as late as it can have been to be full again then. A rule that spaces permits is
+    -- free then: what it lacks is what was granted last.
     local function new_checkpoint(rule, known_from)
       local size = rule.algorithm.CHECKPOINT_SIZE
       if size == 0 then return nil end
+      if known_from and rule.is_spaced then return rule.algorithm.lacking(rule, known_from - 1, 0) end
       if known_from then
         -- Not a part of a microsecond later: what is not known is charged as far as the bucket would grant it.
         local span, rest = Rule.span_exact(rule, rule.capacity)

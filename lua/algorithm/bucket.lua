@@ -92,14 +92,15 @@ function Algorithm.B()
     return max(rule.capacity - ceil(lacks * SURE), 0)
   end
 
-  local function expires(rule, timeline, checkpoint, rules)
+  local function expires(rule, timeline, checkpoint, rules, now)
     local last, tat, rest = timeline.at[timeline.size], checkpoint[1], checkpoint[2]
     if last then
       local first = first_from(timeline, checkpoint[3] + 1)
       tat, rest = take_all(rule, tat, rest, timeline, rules, first, timeline.size)
     end
-    local full = tat + (rest > 0 and 1 or 0)
-    return last and max(full, last + rule.window) or full
+    local full, from = tat + (rest > 0 and 1 or 0), max(now, last or 0)
+    local lacking = full > from and permits_until(rule, from, 0, tat, rest) + 1 or 0
+    return last and max(full, last + rule.window) or full, lacking
   end
 
   local function advance(sight, search, before)

@@ -172,16 +172,17 @@ function Algorithm.W()
     return (free < now or (free == now and rest == 0)) and 1 or 0
   end
 
-  local function expires(rule, timeline, checkpoint, rules)
+  local function expires(rule, timeline, checkpoint, rules, now)
     local last = timeline.at[timeline.size]
     local free, rest, stored, part = checkpoint[1], checkpoint[2], checkpoint[3], checkpoint[4]
     if last then
       local first = first_from(timeline, checkpoint[5] + 1)
       free, rest, stored = take_all(rule, free, rest, stored, part, timeline, rules, first, timeline.size)
     end
-    if free == 0 and rest == 0 then return 0 end
-    local cold = free + 1 + ceil((rule.stored_max - stored) / rule.inflow)
-    return last and max(cold, last + rule.window) or cold
+    if free == 0 and rest == 0 then return 0, 0 end
+    local cold, from = free + 1 + ceil((rule.stored_max - stored) / rule.inflow), max(now, last or 0)
+    local is_free = free < from or (free == from and rest == 0)
+    return last and max(cold, last + rule.window) or cold, is_free and 0 or permits_between(rule, from, 0, free, rest) + 1
   end
 
   local function advance(sight, search, before)

@@ -29,7 +29,8 @@
 -- Returns      one MessagePack array:
 --              { { now, epoch, when it opens or 0, last reset or 0, memory },
 --                { { generation, void_from, previous generation, { available permits of each rule }, paused until or 0, 1 if replicas
---                declare different limits } of each limiter },
+--                declare different limits, the most permits that a rule which spaces them lacks, at once or behind the last booking }
+--                of each limiter },
 --                the last booked instant or 0, the number of the last deal, when to call again or 0,
 --                { { flow, slot, count, costs } of each slot that was dealt to the caller since the known deal },
 --                { { place of the want, place of the group, count, 1: too far or 2: queue full, delay, advised delay, 1 if each further one is

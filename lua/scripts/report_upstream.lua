@@ -56,7 +56,7 @@ if #asked > 0 then
 end
 if state.external_usage then Open.follow_external_usage(state, now, lease) end
 
-local paused_until, expires = State.paused_until(state, now), State.expires(state)
+local paused_until, expires = State.paused_until(state, now), State.expires(state, now)
 if now < epoch.opens then expires = max(expires, epoch.opens + Rule.longest_window(state.rules)) end
 local lives_until = State.keep(state_key, stored[2], state, now, expires, live_key, moved_key, epoch)
 if settle > 0 then Epoch.keep(epoch_key, epoch, now, lives_until) end

@@ -28,7 +28,8 @@
 -- Returns      one MessagePack array:
 --              { { now, epoch, when it opens or 0, last reset or 0, memory },
 --                { { generation, void_from, previous generation, { available permits of each rule }, paused until or 0, 1 if replicas
---                declare different limits } of each limiter },
+--                declare different limits, the most permits that a rule which spaces them lacks, at once or behind the last booking }
+--                of each limiter },
 --                the last booked instant or 0, { the earliest freed room before the last slot, its permits } or zeros,
 --                { { count, slot or 0 for none within the wait } of the rescheduled permits },
 --                { { count, slot } where booked, else { count, 1: too far or 2: queue full, delay, advised delay, 1 if each further

@@ -64,6 +64,6 @@ if is_new() then
   Recovery.charge_late(state, late)
 end
 
-local expires = max(State.expires(state), epoch.opens + Rule.longest_window(state.rules))
+local expires = max(State.expires(state, now), epoch.opens + Rule.longest_window(state.rules))
 Epoch.keep(epoch_key, epoch, now, State.keep(state_key, stored[2], state, now, expires, live_key, moved_key, epoch))
 return cmsgpack.pack(Epoch.answer(epoch, now))

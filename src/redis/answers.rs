@@ -43,6 +43,7 @@ struct LimiterRow {
     available: Vec<u64>,
     paused_until: u64,
     is_disputed: u64,
+    lacking: u64,
 }
 
 #[derive(Deserialize)]
@@ -132,9 +133,10 @@ fn of_limiters(epoch: EpochRow, rows: Vec<LimiterRow>, limiter_refs: &[LimiterRe
         if limiter.available.len() != limiter_ref.rules.len() {
             return None;
         }
-        let LimiterRow { number, void_from, before, available, paused_until, is_disputed } = limiter;
+        let LimiterRow { number, void_from, before, available, paused_until, is_disputed, lacking } = limiter;
         answer.generations.push(Generation { number, void_from: Micros(void_from), before });
         answer.available.push(available);
+        answer.lacking.push(lacking);
         answer.paused.push(Micros(paused_until));
         answer.is_disputed |= is_disputed > 0;
     }

@@ -65,6 +65,7 @@ pub(in crate::limiter::arithmetic) fn seen(
         epoch: Epoch { now, ..Epoch::default() },
         generations: states.iter().map(|(state, _)| state.generation()).collect(),
         available: states.iter().map(|(state, rules)| state.available(now, rules)).collect(),
+        lacking: states.iter().map(|(state, _)| state.lacking_behind(now)).collect(),
         is_disputed: states.iter().any(|(state, _)| state.is_disputed()),
         paused: states.iter().map(|(state, _)| state.paused_until(now)).collect(),
         last: states.iter().filter_map(|(state, _)| state.timeline().last()).max().unwrap_or_default(),

@@ -82,10 +82,23 @@ impl Rule {
         self.kind.window_start(Micros::ZERO, self.window).is_some()
     }
 
-    /// Returns whether a limit that is used up has all its permits again soon: within [`SOON`].
-    pub fn is_soon_whole(&self) -> bool {
-        let permits = if self.has_windows() { self.rate } else { self.capacity() };
-        Micros(self.window.0 / self.rate.max(1) * permits) <= SOON
+    /// Returns whether permits come one by one. A request of several is granted as soon as one is, and what follows comes so much later.
+    pub fn is_spaced(&self) -> bool {
+        self.capacity() == 1 && !self.has_windows()
+    }
+
+    /// Returns the most permits that the rule lacks when it has granted all that it may.
+    pub fn lacking_max(&self) -> u64 {
+        if self.is_spaced() { self.rate } else { self.capacity() }
+    }
+
+    /// Returns the permits of a limit that is used up and has them again soon, within [`SOON`]: all, or those that a limit grants one by one
+    /// until then. `None` if it has not.
+    pub fn soon_whole(&self) -> Option<u64> {
+        let permits = self.window.0 / self.rate.max(1);
+        let within = SOON.0 / permits.max(1);
+        let all = if self.has_windows() { self.rate } else { self.capacity() };
+        (all <= within).then(|| self.lacking_max().min(within))
     }
 
     /// Returns the distance between the advised instants of refused callers that need `permits` each.

@@ -419,7 +419,7 @@ impl LimiterState {
     /// Returns how many permits are surely in use at an instant under a rule without windows, of at most so many. What is in use flows
     /// out bit by bit, so that a part of a permit does not count.
     fn surely_in_use(&self, at: Micros, most: u64, rule: &Rule) -> u64 {
-        let in_use = |at| rule.capacity().saturating_sub(self.left(at, rule));
+        let in_use = |at| self.lacks(at, rule);
         let flows_out = at + rule.spacing(most);
         if in_use(Micros(flows_out.0.saturating_sub(1))) > 0 {
             most
@@ -440,6 +440,27 @@ impl LimiterState {
     /// Returns the permits that could be used at `now` under each of the caller's rules.
     pub fn available(&self, now: Micros, rules: &[Rule]) -> Vec<u64> {
         rules.iter().map(|rule| self.left(now, rule)).collect()
+    }
+
+    /// Returns the permits that each of the caller's rules lacks at an instant.
+    pub fn lacking(&self, at: Micros, rules: &[Rule]) -> Vec<u64> {
+        rules.iter().map(|rule| self.lacks(at, rule)).collect()
+    }
+
+    /// Returns the most permits that a rule which spaces them lacks at `now`, or behind the last booking if that is later.
+    pub(in crate::limiter::arithmetic) fn lacking_behind(&self, now: Micros) -> u64 {
+        let at = now.max(self.timeline.last().unwrap_or_default());
+        let spaced = self.rules.iter().filter(|rule| rule.is_spaced());
+        spaced.map(|rule| self.lacks(at, rule)).max().unwrap_or_default()
+    }
+
+    fn lacks(&self, at: Micros, rule: &Rule) -> u64 {
+        if !rule.is_spaced() {
+            return rule.capacity().saturating_sub(self.left(at, rule));
+        }
+        let mut checkpoint = self.checkpoint(rule).unwrap_or_else(|| rule.kind.sight());
+        rule.kind.fold(rule.quota(), &mut checkpoint, self.timeline.entries(), at);
+        rule.kind.missing(rule.quota(), &checkpoint).map_or(0, |(permits, _)| permits)
     }
 
     fn left(&self, now: Micros, rule: &Rule) -> u64 {

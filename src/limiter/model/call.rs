@@ -77,6 +77,8 @@ pub struct Answer {
     pub generations: Vec<Generation>,
     /// For each limiter and each of its limits: the permits that could be used at once.
     pub available: Vec<Vec<u64>>,
+    /// For each limiter: the most permits that a limit which spaces them lacks at once, or behind the last booking.
+    pub lacking: Vec<u64>,
     /// For each limiter: the end of its pause; zero without one.
     pub paused: Vec<Micros>,
     /// True if replicas declare different limits for one of the limiters. All are in force only while each declares its own.

@@ -11,7 +11,6 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::line::Line;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::{report_upstream, reserve};
-use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::{
     Answer, Call, Epoch, LimiterName, PAUSE_MAX, Partition, PauseByHand, ReportResult, UpstreamReport,
@@ -119,15 +118,8 @@ impl MemoryStore {
         let contents = self.lock();
         let state = contents.states.get(&key(limiter_ref));
         let at = state.map_or(now, |state| now.max(state.opens_at()));
-        let available = state.map(|state| state.available(at, &limiter_ref.rules));
-        let capacities = limiter_ref.rules.iter().map(Rule::capacity);
-        let lacking = match available {
-            Some(available) => {
-                capacities.zip(available).map(|(all, left)| all.saturating_sub(left)).collect()
-            }
-            None => capacities.map(|_| 0).collect(),
-        };
-        (at, lacking)
+        let lacking = state.map(|state| state.lacking(at, &limiter_ref.rules));
+        (at, lacking.unwrap_or_else(|| vec![0; limiter_ref.rules.len()]))
     }
 
     /// Forgets the permits of a limiter, or of one of its partitions, that were used until an instant.

@@ -237,6 +237,34 @@ async fn a_limit_that_spaces_permits_takes_requests_of_several() {
     }
 }
 
+/// A replica that goes on by itself knows how long the last request keeps the limit closed.
+#[tokio::test(start_paused = true)]
+async fn a_request_of_several_permits_keeps_a_limit_that_spaces_them_closed_in_an_outage() {
+    let cold = 3.try_into().unwrap();
+    for algorithm in [Algorithm::LeakyBucket, Algorithm::WarmUp { warm_up: SECOND, cold }] {
+        // Ten seconds for ten, and as long to wait: longer than what counts as soon.
+        let mut even = Limiter { order: Order::Booked, ..limiter("even", 10, 100) };
+        even.limits[0].per = 10 * SECOND;
+        even.limits[0].algorithm = algorithm.clone();
+        let fleet = fleet(&[even], Duration::ZERO, SECOND);
+        let set = limiter_set(&fleet.limiters, &["even"]);
+        let take = async |cost| -> Instant {
+            let entered = set.enter(&[], Demand::of(Permits::new(cost).unwrap())).await.unwrap();
+            let permit = match entered {
+                Entered::Granted(permit) => permit,
+                Entered::Waiting(ticket) => ticket.turn().await.unwrap(),
+            };
+            permit.commit();
+            Instant::now()
+        };
+        take(1).await;
+        let first = take(8).await;
+        fleet.set_away(true);
+        let next = take(1).await;
+        assert!(next - first >= 8 * SECOND, "{algorithm:?}: {:?}", next - first);
+    }
+}
+
 async fn outcomes(fleet: &Fleet, names: &[&str]) -> Vec<Result<Entered, Refusal>> {
     let set = limiter_set(&fleet.limiters, names);
     let mut outcomes = Vec::new();

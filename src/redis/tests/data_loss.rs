@@ -69,6 +69,30 @@ fn a_bucket_that_was_in_full_use_before_a_loss_is_not_full_after() {
     assert!(granted(&fleet.ask(now + 500_000, epoch, 10)).0 <= 1);
 }
 
+/// A request of several permits is granted as soon as one is. What it lacks then is more than the limit grants at one instant.
+#[test]
+fn a_lost_limit_that_spaces_permits_is_closed_behind_a_request_of_several() {
+    let warm_up = WarmUp { warm_up: Micros(10 * SECOND), cold: 3 };
+    for kind in [Kind::Bucket(Bucket { burst: 1 }), Kind::WarmUp(warm_up)] {
+        for is_reversed in [false, true] {
+            let mut fleet = Fleet::new(kind.clone());
+            let first = fleet.begin(0);
+            fleet.lose_everything();
+            let second = fleet.renew(SECOND, first);
+            // One was granted a permit, a second earlier than the other five.
+            let mut writes = [lost(1, second, &[(1_500_000, 1)]), lost(2, second, &[(500_000, 5)])];
+            writes.rotate_left(usize::from(is_reversed));
+            for write in &writes {
+                fleet.write_back(SECOND, write);
+            }
+            let (count, next) = granted(&fleet.ask(2 * SECOND, second, 1));
+            assert_eq!(count, 0, "{kind:?}");
+            // A slot may be early by its cell, a microsecond.
+            assert!(next >= Some(5 * SECOND + 499_999), "{kind:?}: {next:?}");
+        }
+    }
+}
+
 #[test]
 fn a_lost_warm_up_is_as_careful_after_the_write_back() {
     // One permit a second when it is warm, one in three seconds when it is cold.

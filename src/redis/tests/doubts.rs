@@ -12,14 +12,14 @@ use crate::limiter::model::write_back::{Unknown, WriteBack};
 use crate::redis::tests::fleet::{Fleet, SECOND, granted, lost};
 use crate::redis::tests::{LEASE, START};
 
-/// Grants of two replicas are lost, and the first has reported its own. Returns the new epoch.
-fn lose_with_two(fleet: &mut Fleet) -> u64 {
+/// Grants of two replicas, so many of them at one instant, are lost, and the first has reported its own. Returns the new epoch.
+fn lose_with_two(fleet: &mut Fleet, count: u64, reported: &[(i64, u64)]) -> u64 {
     let first = fleet.begin(0);
     for replica in [1, 2] {
         let answer = fleet.beat(600_000, replica, first, Reported::default());
         assert_eq!((answer.epoch.id, answer.epoch.memory), (first, first));
     }
-    assert_eq!(granted(&fleet.ask(SECOND, first, 4)), (4, None));
+    assert_eq!(granted(&fleet.ask(SECOND, first, count)), (count, None));
     fleet.lose_everything();
     // The first replica tells the server of the second.
     let members = vec![Member { replica: 2, matters_for: Micros(10 * SECOND), is_counted: true }];
@@ -35,7 +35,7 @@ fn lose_with_two(fleet: &mut Fleet) -> u64 {
     let second = fleet.store.heartbeat(&fleet.context(SECOND + 100_000), &heartbeat).epoch.id;
     assert!(second > first);
     fleet.hear(SECOND + 100_000, second);
-    fleet.write_back(SECOND + 200_000, &lost(1, second, &[(200_000, 3)]));
+    fleet.write_back(SECOND + 200_000, &lost(1, second, reported));
     fleet.beat(SECOND + 200_000, 1, second, Reported { memory: second, epoch: second });
     second
 }
@@ -43,12 +43,22 @@ fn lose_with_two(fleet: &mut Fleet) -> u64 {
 #[test]
 fn all_is_charged_that_a_silent_member_may_have_been_granted() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let second = lose_with_two(&mut fleet);
+    let second = lose_with_two(&mut fleet, 4, &[(200_000, 3)]);
     // The window is full from when the epoch opened, until the known three have passed, and then the others.
     let opened = SECOND + 600_000;
     assert_eq!(granted(&fleet.ask(2 * SECOND, second, 4)), (0, Some(11 * SECOND)));
     fleet.keep_alive(2 * SECOND, opened + 10 * SECOND, second);
     assert_eq!(granted(&fleet.ask(opened + 10 * SECOND, second, 10)).0, 6);
+}
+
+/// It may have been one request of all permits of a window.
+#[test]
+fn all_is_charged_that_a_limit_which_spaces_permits_grants_in_a_window() {
+    let mut fleet = Fleet::new(Kind::Bucket(Bucket { burst: 1 }));
+    let second = lose_with_two(&mut fleet, 1, &[]);
+    let (count, next) = granted(&fleet.ask(2 * SECOND, second, 1));
+    // A slot may be early by its cell, a microsecond.
+    assert_eq!((count, next), (0, Some(SECOND + 600_000 + 10 * SECOND - 1)));
 }
 
 /// Its permits flow in every second and a part of a microsecond. Rounded down, that left one to be granted.
@@ -58,7 +68,7 @@ fn all_is_charged_that_a_bucket_holds() {
     let rules = fleet.limiter_ref.rules.iter();
     fleet.limiter_ref.rules =
         rules.map(|rule| Rule { window: rule.window + Micros(2), ..rule.clone() }).collect();
-    let second = lose_with_two(&mut fleet);
+    let second = lose_with_two(&mut fleet, 4, &[(200_000, 3)]);
     let opened = SECOND + 600_000;
     let (granted, next) = granted(&fleet.ask(2 * SECOND, second, 4));
     assert_eq!(granted, 0);
@@ -90,7 +100,7 @@ fn restore(fleet: &mut Fleet, after: u64, epoch: u64, is_final: bool) -> Heartbe
 #[test]
 fn a_final_copy_of_an_ended_member_is_all_that_is_charged_for_it() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let second = lose_with_two(&mut fleet);
+    let second = lose_with_two(&mut fleet, 4, &[(200_000, 3)]);
     assert!(restore(&mut fleet, SECOND + 300_000, second, true).awaited.is_empty());
     assert_eq!(granted(&fleet.ask(2 * SECOND, second, 10)), (3, Some(10 * SECOND + 100_000)));
 }
@@ -98,7 +108,7 @@ fn a_final_copy_of_an_ended_member_is_all_that_is_charged_for_it() {
 #[test]
 fn a_copy_that_is_not_final_is_charged_where_it_was_granted_and_the_rest_at_the_opening() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let second = lose_with_two(&mut fleet);
+    let second = lose_with_two(&mut fleet, 4, &[(200_000, 3)]);
     assert_eq!(restore(&mut fleet, SECOND + 300_000, second, false).awaited, [2]);
     assert_eq!(granted(&fleet.ask(2 * SECOND, second, 4)), (0, Some(10 * SECOND + 100_000)));
 }
@@ -106,7 +116,7 @@ fn a_copy_that_is_not_final_is_charged_where_it_was_granted_and_the_rest_at_the_
 #[test]
 fn what_a_late_report_shares_with_a_copy_counts_once() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let second = lose_with_two(&mut fleet);
+    let second = lose_with_two(&mut fleet, 4, &[(200_000, 3)]);
     restore(&mut fleet, SECOND + 300_000, second, false);
     assert_eq!(granted(&fleet.ask(2 * SECOND, second, 1)).0, 0);
     fleet.keep_alive(2 * SECOND, 3 * SECOND, second);
@@ -120,7 +130,7 @@ fn what_a_late_report_shares_with_a_copy_counts_once() {
 #[test]
 fn a_late_report_takes_the_place_of_what_was_charged() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let second = lose_with_two(&mut fleet);
+    let second = lose_with_two(&mut fleet, 4, &[(200_000, 3)]);
     assert_eq!(granted(&fleet.ask(2 * SECOND, second, 1)).0, 0);
     fleet.keep_alive(2 * SECOND, 3 * SECOND, second);
     fleet.write_back(3 * SECOND, &lost(2, second, &[(2 * 1_000_000, 1)]));
@@ -134,7 +144,7 @@ fn a_late_report_takes_the_place_of_what_was_charged() {
 #[test]
 fn those_who_wait_move_up_when_a_late_report_takes_a_charge_back() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let second = lose_with_two(&mut fleet);
+    let second = lose_with_two(&mut fleet, 4, &[(200_000, 3)]);
     fleet.keep_alive(SECOND + 200_000, 2 * SECOND, second);
     let waiting = fleet.ask(2 * SECOND, second, 4);
     assert_eq!(granted(&waiting), (0, Some(11 * SECOND)));

@@ -25,12 +25,12 @@ impl Worker {
     /// Takes in the fleet's usage from the answer to a call that was sent at a moment.
     pub(super) fn observe_usage(&mut self, at: Moment, answer: &Answer) {
         self.queue.left.set(at, &answer.available);
-        let limiters =
-            self.queue.instances.iter().zip(&answer.available).zip(self.calling.limiter_refs.iter());
-        let used = limiters.map(|((instance, available), limiter_ref)| {
+        let told = answer.available.iter().zip(&answer.lacking);
+        let limiters = self.queue.instances.iter().zip(told).zip(self.calling.limiter_refs.iter());
+        let used = limiters.map(|((instance, (available, lacking)), limiter_ref)| {
             instance.active.show_available(instance.partition, available);
             let rules = limiter_ref.rules.iter().zip(available);
-            rules.map(|(rule, left)| rule.capacity().saturating_sub(*left)).max().unwrap_or_default()
+            rules.map(|(rule, left)| rule.capacity().saturating_sub(*left)).fold(*lacking, u64::max)
         });
         let booked_until = Some(answer.last).filter(|last| *last > answer.now);
         self.usage = FleetUsage {
@@ -71,9 +71,9 @@ impl Worker {
         let since = self.session.away_since().map_or_else(|| clock.now(), |since| clock.at(since));
         let is_stale = self.usage.is_stale(self.session.away_since(), self.heard_lately());
         for limiter_ref in self.local_refs().unwrap_or_default() {
-            let closed = limiter_ref.rules.iter().filter(|rule| is_stale || rule.is_soon_whole());
-            let soon = closed.map(Rule::capacity);
-            store.charge_at(clock.now(), &limiter_ref, (since, soon.max().unwrap_or_default()), *replica);
+            let stale = |rule: &Rule| is_stale.then(|| rule.lacking_max());
+            let closed = limiter_ref.rules.iter().filter_map(|rule| stale(rule).or(rule.soon_whole()));
+            store.charge_at(clock.now(), &limiter_ref, (since, closed.max().unwrap_or_default()), *replica);
         }
     }
 
@@ -104,7 +104,8 @@ impl Worker {
             drop(ledger);
             let others = all.saturating_sub(own - ahead.min(own));
             let used = others.div_ceil(parts.parts.max(1)) + own;
-            let full = limiter_ref.rules.iter().map(Rule::capacity).min().unwrap_or_default();
+            let full = if *is_old { Rule::lacking_max } else { Rule::capacity };
+            let full = limiter_ref.rules.iter().map(full).min().unwrap_or_default();
             let used = if is_full { used.max(full) } else { used };
             store.charge_at(now, &limiter_ref, (at, used), *replica);
         }
