@@ -117,6 +117,19 @@ impl Ledger {
         }
     }
 
+    /// Charges permits that a request has cost beyond those that it had taken, when the store was told.
+    pub(in crate::limiter) fn charge(&mut self, limiter_ref: &LimiterRef, at: Micros, permits: u64) {
+        self.changes += 1;
+        let key = key(limiter_ref);
+        let Some(mut page) = take(&mut self.pages, &key) else {
+            return self.miss(limiter_ref, Some(at));
+        };
+        page.follow(limiter_ref);
+        page.record(&[], &[(at, permits)], at);
+        let expires = page.expires();
+        self.pages.put(key, page, expires);
+    }
+
     /// Notes that grants up to an instant find no page.
     fn miss(&mut self, limiter_ref: &LimiterRef, last: Option<Micros>) {
         let longest = limiter_ref.rules.iter().map(Rule::seen_for).max().unwrap_or_default();

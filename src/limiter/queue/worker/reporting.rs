@@ -68,7 +68,12 @@ impl Worker {
         for (place, limiter_ref, report, result) in reports {
             let Some(instance) = self.queue.instances.get(place).cloned() else { continue };
             match result {
-                Ok(result) => self.settle_report(&instance, &report, result),
+                Ok(result) => {
+                    if report.cost > 0 {
+                        self.session.ledger().charge(&limiter_ref, result.epoch.now, report.cost);
+                    }
+                    self.settle_report(&instance, &report, result);
+                }
                 Err(error) => {
                     if !matches!(error, StoreError::Away) {
                         warn!(limiter = %limiter_ref.name, %error, "cannot report the upstream's quota to the store");

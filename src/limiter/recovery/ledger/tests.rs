@@ -186,6 +186,19 @@ fn a_line_charges_each_limiter_with_its_own_cost() {
 }
 
 #[test]
+fn what_a_request_has_cost_beyond_its_permits_is_told_to_a_store_that_has_lost_its_memory() {
+    let (mut ledger, a) = (Ledger::default(), limiter_ref("a", 60));
+    book(&mut ledger, std::slice::from_ref(&a), at(0), &[(at(0), 2)]);
+    let before = ledger.changes();
+    ledger.charge(&a, at(300), 5);
+    assert!(ledger.changes() > before, "other replicas are to know");
+    ledger.charge(&limiter_ref("b", 60), at(400), 1);
+    ledger.forget(2, at(500));
+    assert_eq!(unreported(&mut ledger, &a, at(500)), [(at(0), 2), (at(300), 5)]);
+    assert_eq!(unreported(&mut ledger, &limiter_ref("b", 60), at(500)), [(at(400), 1)]);
+}
+
+#[test]
 fn a_store_that_has_lost_its_memory_is_told_what_it_had_granted() {
     let (mut ledger, a, b) = (Ledger::default(), limiter_ref("a", 60), limiter_ref("b", 60));
     book(&mut ledger, &[a.clone(), b.clone()], at(0), &[(at(0), 1), (at(500), 2), (at(501), 4)]);
