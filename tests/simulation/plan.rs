@@ -447,9 +447,9 @@ fn draw_routes(limiters: &[Limiter], mix: Mix, is_quiet: bool, rng: &mut Rng) ->
 /// Returns the largest cost that a limit can ever hold.
 fn cost_max(limit: &Limit) -> u64 {
     match limit.algorithm {
-        Algorithm::SlidingWindow | Algorithm::FixedWindow => limit.rate,
         Algorithm::TokenBucket { burst } => burst,
-        Algorithm::LeakyBucket | Algorithm::WarmUp => 1,
+        // Where permits are spaced, those of a request are due together, and what follows is so much further away.
+        _ => limit.rate,
     }
 }
 

@@ -290,6 +290,11 @@ impl Limiters {
         self.all.values().map(Limiter::window).max().unwrap_or(0)
     }
 
+    /// Returns whether all replicas have one configuration.
+    pub(crate) fn are_of_one_configuration(&self) -> bool {
+        self.by_replica.values().all(|models| *models == self.of_fleet)
+    }
+
     /// Returns whether nothing has been reloaded since an instant.
     pub(crate) fn are_unchanged_since(&self, from: u64) -> bool {
         self.reloaded.is_none_or(|reloaded| reloaded <= from)

@@ -144,7 +144,8 @@ impl Bucket {
 
     /// Drains until an instant, from which on other bounds hold.
     fn drain(&mut self, at: u64, per: u64, new: Bounds) {
-        self.nominal.drain(at, self.bounds.rate, per);
+        // A limit that has been raised since the last request drained faster from then on.
+        self.nominal.drain(at, self.bounds.rate.max(new.rate), per);
         self.widened.drain(at, self.bounds.rate, per + lateness(new, per));
         self.vouched.drain(at, self.bounds.rate, per + lateness(new, per));
         if new.rate < self.bounds.rate || new.burst < self.bounds.burst {
@@ -166,8 +167,9 @@ impl Bucket {
         self.vouched.at = at;
     }
 
-    /// Takes a request in. Returns the evidence if an interval that ends with it holds too much.
-    fn pour(&mut self, at: u64, per: u64, new: Bounds, cost: u64) -> Option<Evidence> {
+    /// Takes a request in. Returns the evidence if an interval that ends with it holds too much: so many permits may go at once there, and
+    /// the burst.
+    fn pour(&mut self, at: u64, per: u64, new: Bounds, (cost, at_once): (u64, u64)) -> Option<Evidence> {
         self.drain(at, per, new);
         let before = self.total;
         self.total += cost;
@@ -178,7 +180,7 @@ impl Bucket {
         while self.poured.get(1).is_some_and(|poured| poured.at + per <= at) {
             self.poured.pop_front();
         }
-        let held = new.burst.max(cost);
+        let held = new.burst.max(at_once);
         let is_over =
             self.is_over_beyond_a_window(at, per, held) || self.is_over_within_a_window(at, per, held);
         is_over.then(|| Evidence {
@@ -267,10 +269,17 @@ fn fill(state: &mut StateUse, rule: &Rule, at: u64, cost: u64, percent: Option<u
         return None;
     };
     let bounds = rule.bounds(begin).raised(percent);
+    // Where permits are spaced, each who grants by itself lets a request of several go as soon as one may.
+    let at_once = match rule.limit.algorithm {
+        Algorithm::LeakyBucket | Algorithm::WarmUp { .. } if percent > 0 => {
+            (1 + percent.div_ceil(100)) * state.cost_max
+        }
+        _ => cost,
+    };
     let Meter::Bucket(bucket) = meter(state, rule.id, || Meter::Bucket(Bucket::new(bounds))) else {
         return None;
     };
-    bucket.pour(at, per, bounds, cost)
+    bucket.pour(at, per, bounds, (cost, at_once))
 }
 
 fn meter(state: &mut StateUse, rule: u32, new: impl FnOnce() -> Meter) -> &mut Meter {

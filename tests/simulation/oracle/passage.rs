@@ -167,7 +167,7 @@ impl Oracle {
             (cost <= most).then_some((cost, most))
         };
         let held: Option<Vec<_>> = request.taken().map(limit).collect();
-        let is_calm = self.limiters.are_unchanged_since(before);
+        let is_calm = self.limiters.are_unchanged_since(before) && self.limiters.are_of_one_configuration();
         let largest = held.filter(|_| is_calm).and_then(|held| held.into_iter().max());
         let detail = || format!("request {} is refused for its cost", request.number);
         let evidence = largest.map(|(cost, most)| Evidence { sent: cost, limit: most, detail: detail() });
