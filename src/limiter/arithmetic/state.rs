@@ -170,10 +170,9 @@ impl LimiterState {
         self.reschedule(now, now + lease, lease, self.rules.clone());
     }
 
-    /// Moves the bookings that a pause covers to its end, and all later ones behind them, in order. Their slots cannot be
-    /// used, so they are void at once: their holders learn of the pause with their next answer. A replica that has not heard of it uses its
-    /// own for a lease, also behind a short pause. They are in order with all that was booked before, so whatever comes two leases behind
-    /// the pause's begin is too far from them for any limit that they could break: one of a shorter window than a lease.
+    /// Moves the bookings that a pause covers to its end, and all later ones behind them, in order. Their slots are void at once: their
+    /// holders learn of the pause with their next answer. Who has not heard of it uses its own for a lease, also behind a short pause. They are
+    /// in order with all that was booked before, so that two leases behind the pause's begin no limit is over by them.
     fn follow_pause(&mut self, now: Micros, lease: Micros) {
         if self.is_unheard {
             return;
