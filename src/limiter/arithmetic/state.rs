@@ -2,6 +2,8 @@
 //!
 //! Pure: the instant is an argument. The twins are `lua/state.lua` and `lua/open.lua`.
 
+mod charges;
+
 use std::sync::Arc;
 
 use crate::clock::Micros;
@@ -23,10 +25,6 @@ const REFUND_PART: u64 = 8;
 
 /// The most past bookings that are kept one by one for a rule with a checkpoint.
 const REFUND_MAX: usize = 512;
-
-/// The most instants at which permits are booked that were used beyond those that had been taken. A window holds no more than its rate;
-/// what is left is booked at the last of them.
-const EXCESS_INSTANTS_MAX: usize = 4;
 
 /// A limiter moves with another one if so large a part (3/4) of the permits that move there are booked in it, too.
 const SAME_PART: (u64, u64) = (3, 4);
@@ -359,107 +357,9 @@ impl LimiterState {
         self.opens_at
     }
 
-    /// Books permits at an instant whether there is room or not, because they are used there.
-    pub fn charge(&mut self, at: Micros, permits: u64) {
-        Search::new(&mut self.timeline, &self.rules, &self.checkpoints, at).charge(permits);
-    }
-
-    /// Books permits that were used beyond those that had been taken, at the earliest instants with room, so that those who come next
-    /// leave them out: as many as have room at the first, the others together. Without windows they are booked at `now`, because a level that is below zero leaves them out by itself, and so they
-    /// are during a pause.
-    pub fn charge_excess(&mut self, now: Micros, permits: u64) {
-        let rates = self.rules.iter().filter(|rule| rule.has_windows()).map(|rule| rule.rate);
-        let Some(rate) = rates.min().filter(|_| self.pause.until() <= now) else {
-            return self.charge(now, permits);
-        };
-        let search = Search::new(&mut self.timeline, &self.rules, &self.checkpoints, now);
-        let (mut search, mut left) = (search.beside(&self.external_usage), permits);
-        for instant in 1..=EXCESS_INSTANTS_MAX {
-            let most = left.min(rate);
-            let room = search.earliest(if instant == 1 { 1 } else { most }).room;
-            let booked = match instant {
-                1 => left.min(room),
-                EXCESS_INSTANTS_MAX => left,
-                _ => most,
-            };
-            search.charge(booked);
-            left -= booked;
-            if left == 0 {
-                break;
-            }
-        }
-    }
-
-    /// Charges permits until at least `permits` count as used at an instant or since.
-    ///
-    /// Earlier bookings may be among them, but it is unknown when the other permits were used: those bookings would leave
-    /// their windows too soon. So they move up to the instant first. Without windows only the level matters, whenever the
-    /// permits were used. Use until `now` is not compared with an instant that lies ahead.
-    pub fn charge_missing(&mut self, now: Micros, at: Micros, permits: u64) {
-        let lies_ahead = at > now;
-        let has_windows = self.rules.iter().any(Rule::has_windows);
-        let known = if lies_ahead {
-            self.held(at, Micros(u64::MAX))
-        } else if has_windows {
-            self.held(at, now)
-        } else {
-            self.rules.iter().map(|rule| self.surely_in_use(at, permits, rule)).min().unwrap_or_default()
-        };
-        let missing = permits.saturating_sub(known);
-        if missing == 0 {
-            return;
-        }
-        if !lies_ahead && has_windows {
-            self.uncharge_before(at, missing);
-        }
-        self.charge(at, missing);
-    }
-
-    /// Returns how many permits are surely in use at an instant under a rule without windows, of at most so many. What is in use flows
-    /// out bit by bit, so that a part of a permit does not count.
-    fn surely_in_use(&self, at: Micros, most: u64, rule: &Rule) -> u64 {
-        let in_use = |at| self.lacks(at, rule);
-        let flows_out = at + rule.spacing(most);
-        if in_use(Micros(flows_out.0.saturating_sub(1))) > 0 {
-            most
-        } else {
-            in_use(at).saturating_sub(1).min(most)
-        }
-    }
-
-    /// Takes back up to `permits` that are booked before an instant, the latest first.
-    fn uncharge_before(&mut self, at: Micros, mut permits: u64) {
-        let before = self.timeline.entries().iter().rev().filter(|entry| entry.at < at);
-        for entry in before.copied().collect::<Vec<_>>() {
-            self.timeline.uncharge(entry.at, entry.permits.min(permits), &self.rules);
-            permits = permits.saturating_sub(entry.permits);
-        }
-    }
-
     /// Returns the permits that could be used at `now` under each of the caller's rules.
     pub fn available(&self, now: Micros, rules: &[Rule]) -> Vec<u64> {
         rules.iter().map(|rule| self.left(now, rule)).collect()
-    }
-
-    /// Returns the permits that each of the caller's rules lacks at an instant.
-    pub fn lacking(&self, at: Micros, rules: &[Rule]) -> Vec<u64> {
-        rules.iter().map(|rule| self.lacks(at, rule)).collect()
-    }
-
-    /// Returns the most permits that a rule which spaces them lacks at `now`, or behind the last booking if that is later.
-    pub(in crate::limiter::arithmetic) fn lacking_behind(&self, now: Micros) -> u64 {
-        let at = now.max(self.timeline.last().unwrap_or_default());
-        let spaced = self.rules.iter().filter(|rule| rule.is_spaced());
-        spaced.map(|rule| self.lacks(at, rule)).max().unwrap_or_default()
-    }
-
-    fn lacks(&self, at: Micros, rule: &Rule) -> u64 {
-        if !rule.is_spaced() {
-            return rule.capacity().saturating_sub(self.left(at, rule));
-        }
-        let mut checkpoint = self.checkpoint(rule).unwrap_or_else(|| rule.kind.sight());
-        rule.kind.fold(rule.quota(), &mut checkpoint, self.timeline.entries(), at);
-        rule.kind.missing(rule.quota(), &checkpoint).map_or(0, |(permits, _)| permits)
     }
 
     fn left(&self, now: Micros, rule: &Rule) -> u64 {
