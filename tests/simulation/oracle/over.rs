@@ -265,6 +265,7 @@ fn fill(state: &mut StateUse, rule: &Rule, at: u64, cost: u64, percent: Option<u
         let mut unknown = Bucket::new(rule.bounds(begin));
         unknown.drain(at, per, unknown.bounds);
         unknown.doubt(at, 0);
+        unknown.vouched.add(cost.saturating_sub(unknown.bounds.burst));
         state.meters.push((rule.id, Meter::Bucket(unknown)));
         return None;
     };
