@@ -23,7 +23,8 @@ do
 
     local function load(row)
       local pause = {}
-      for index, field in ipairs(FIELDS) do pause[field] = row[index] end
+      -- A row of an earlier version lacks the last ones.
+      for index, field in ipairs(FIELDS) do pause[field] = row[index] or 0 end
       return pause
     end
 

@@ -95,8 +95,8 @@ impl Rule {
     /// Returns the permits of a limit that is used up and has them again soon, within [`SOON`]: all, or those that a limit grants one by one
     /// until then. `None` if it has not.
     pub fn soon_whole(&self) -> Option<u64> {
-        let permits = self.window.0 / self.rate.max(1);
-        let within = SOON.0 / permits.max(1);
+        let spacing = self.window.0 / self.rate.max(1);
+        let within = SOON.0 / spacing.max(1);
         let all = if self.has_windows() { self.rate } else { self.capacity() };
         (all <= within).then(|| self.lacking_max().min(within))
     }
