@@ -68,12 +68,7 @@ impl Worker {
         for (place, limiter_ref, report, result) in reports {
             let Some(instance) = self.queue.instances.get(place).cloned() else { continue };
             match result {
-                Ok(result) => {
-                    if report.cost > 0 {
-                        self.session.ledger().charge(&limiter_ref, result.epoch.now, report.cost);
-                    }
-                    self.settle_report(&instance, &report, result);
-                }
+                Ok(result) => self.settle_report(&instance, &limiter_ref, &report, result),
                 Err(error) => {
                     if !matches!(error, StoreError::Away) {
                         warn!(limiter = %limiter_ref.name, %error, "cannot report the upstream's quota to the store");
@@ -84,9 +79,21 @@ impl Worker {
         }
     }
 
-    fn settle_report(&self, instance: &LimiterInstance, report: &UpstreamReport, result: ReportResult) {
-        if self.session.observe_epoch(result.epoch) {
+    fn settle_report(
+        &self,
+        instance: &LimiterInstance,
+        limiter_ref: &LimiterRef,
+        report: &UpstreamReport,
+        result: ReportResult,
+    ) {
+        let ReportResult { epoch, .. } = result;
+        if self.session.observe_epoch(epoch) {
             self.siblings.wake_all();
+        }
+        // Behind the epoch, which may be one that the report has begun: that memory has the charge. An earlier one is gone.
+        let is_kept = self.session.store.may_fail() && epoch.id >= self.session.epoch();
+        if report.cost > 0 && is_kept {
+            self.session.ledger().charge(limiter_ref, epoch.now, report.cost);
         }
         if !report.remaining.is_empty() {
             instance.active.metrics().count_external_usage(result.external_usage);
