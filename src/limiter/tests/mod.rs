@@ -23,8 +23,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::clock::Clock;
-use crate::limiter::model::{Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, Permits, QueueLimits};
+use crate::clock::{Clock, Micros};
+use crate::limiter::model::{
+    Algorithm, Limit, Limiter, LimiterName, OnStoreFailure, PauseRequest, Permits, QueueLimits,
+};
 use crate::limiter::store::memory::MemoryStore;
 use crate::limiter::tests::latent_store::LatentStore;
 use crate::limiter::{Demand, Entered, LimiterSet, Limiters, Permit, Refusal};
@@ -349,4 +351,17 @@ async fn a_cost_above_a_share_is_refused_while_the_store_is_away() {
     // Three replicas that each let five pass would send fifteen.
     assert!(matches!(ask(5).await, Err(Refusal::StoreUnavailable { .. })));
     assert!(matches!(ask(3).await, Ok(Entered::Granted(_))));
+}
+
+/// Returns the pause that an upstream's 429 asks for, of a minute at most.
+pub(in crate::limiter) fn pause_of(wait: Micros) -> PauseRequest {
+    PauseRequest {
+        wait: Some(wait),
+        fallback: Micros::from_millis(1000),
+        max: Micros::from_millis(60_000),
+        sent_ago: Micros::ZERO,
+        jitter: 0,
+        status: 429,
+        made_ago: Micros::ZERO,
+    }
 }

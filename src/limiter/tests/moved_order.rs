@@ -9,8 +9,9 @@ use crate::limiter::arithmetic::reserve::{report_upstream, reserve};
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::{
-    Answer, Call, Holding, LimiterName, NO_GENERATION, Outcome, PauseRequest, Run, UpstreamReport,
+    Answer, Call, Holding, LimiterName, NO_GENERATION, Outcome, Run, UpstreamReport,
 };
+use crate::limiter::tests::pause_of;
 
 const SECOND: Micros = Micros::from_millis(1000);
 const START: Micros = Micros::from_millis(1_000_000);
@@ -49,16 +50,11 @@ impl Two {
     }
 
     fn pause(&mut self) {
-        let pause = PauseRequest {
-            wait: Some(Micros(3 * SECOND.0)),
-            fallback: SECOND,
-            max: Micros(60 * SECOND.0),
-            sent_ago: Micros::ZERO,
-            jitter: 0,
-            status: 429,
-            made_ago: Micros::ZERO,
+        let report = UpstreamReport {
+            replica: 1,
+            pause: Some(pause_of(Micros(3 * SECOND.0))),
+            ..UpstreamReport::default()
         };
-        let report = UpstreamReport { replica: 1, pause: Some(pause), ..UpstreamReport::default() };
         for state in &mut self.states {
             state.open(self.now, &self.limiter_ref.rules, LEASE, 1);
             report_upstream(state, self.now, LEASE, &self.limiter_ref, &report);

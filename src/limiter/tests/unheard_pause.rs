@@ -8,7 +8,8 @@ use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::{report_upstream, reserve};
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::{Call, LimiterName, Outcome, PauseRequest, Run, UpstreamReport};
+use crate::limiter::model::{Call, LimiterName, Outcome, Run, UpstreamReport};
+use crate::limiter::tests::pause_of;
 
 const SECOND: Micros = Micros::from_millis(1000);
 const START: Micros = Micros::from_millis(1_000_000);
@@ -53,16 +54,7 @@ impl Spaced {
     }
 
     fn pause(&mut self, now: Micros, wait: Micros) {
-        let pause = PauseRequest {
-            wait: Some(wait),
-            fallback: SECOND,
-            max: Micros(60 * SECOND.0),
-            sent_ago: Micros::ZERO,
-            jitter: 0,
-            status: 429,
-            made_ago: Micros::ZERO,
-        };
-        let report = UpstreamReport { replica: 1, pause: Some(pause), ..UpstreamReport::default() };
+        let report = UpstreamReport { replica: 1, pause: Some(pause_of(wait)), ..UpstreamReport::default() };
         self.state.open(now, &self.limiter_ref.rules, LEASE, 1);
         report_upstream(&mut self.state, now, LEASE, &self.limiter_ref, &report);
     }
