@@ -105,7 +105,7 @@ local Reschedule = setmetatable({ rare = function()
     -- paced no more.
     local from = max(way.from, state.pause.paced_until)
     if way.is_full and way.limited_by and search.keeps_full and from < search.at then
-      Timeline.note_full(state.timeline, from, search.at, way.limited_by)
+      Timeline.note_full(state.timeline, from, search.at, way.limited_by, 1)
     end
   end
 

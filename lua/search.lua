@@ -56,42 +56,33 @@ do
   -- nil where the call has done enough and the next one can go on from here.
   local function earliest(search, cost)
     local rules, sights, pause, limited_by = search.rules, search.sights, search.pause, nil
-    local index, room, moves, timeline = 1, nil, 0, search.timeline
+    local index, room, moves, timeline, keeps_full = 1, nil, 0, search.timeline, search.keeps_full
     if search.at < pause.paced_until then advance(search, Pause.open_from(pause, search.at)) end
-    local keeps_full = cost == 1 and search.keeps_full
-    -- Where the moves of the last rule began.
-    local from, full, passed, moves_before = search.at, timeline.full, search.entered, 0
+    local from, passed, full = search.at, search.entered, timeline.full
     work.done = work.done + 100
     while index <= #rules do
       local found, next_at, goes_on
       -- A stretch that is known to be full is passed at once.
       if full[1] and index == 1 and search.entered < timeline.size then
-        next_at, index = Timeline.full_until(full, search.at, index)
+        next_at, index = Timeline.full_until(full, search.at, cost, index)
       end
       if not next_at then found, next_at, goes_on = rules[index].algorithm.room(sights[index], search, cost) end
       if found then
         if not room or found < room then room = found end
         index = index + 1
       else
-        if limited_by and limited_by ~= index then
-          if keeps_full and (moves - moves_before > FAR_MOVES or search.entered > passed + FAR) then
-            Timeline.note_full(timeline, from, search.at, limited_by)
-            full = timeline.full
-          end
-          from, passed, moves_before = search.at, search.entered, moves
-        end
         limited_by, moves = index, moves + 1
         work.done = work.done + 100
         advance(search, next_at)
         if not goes_on then index, room = 1, nil end
         if work.done >= work.max and keeps_full and search.entered > passed + FAR and Timeline.may_note(full) then
-          Timeline.note_full(timeline, from, search.at, limited_by)
+          Timeline.note_full(timeline, from, search.at, limited_by, cost)
           return nil
         end
       end
     end
-    if keeps_full and limited_by and (moves - moves_before > FAR_MOVES or search.entered > passed + FAR) then
-      Timeline.note_full(timeline, from, search.at, limited_by)
+    if keeps_full and (moves > FAR_MOVES or (moves > 0 and search.entered > passed + FAR)) then
+      Timeline.note_full(timeline, from, search.at, limited_by, cost)
     end
     if search.at < pause.paced_until and Pause.is_paced(pause, search.at) then return cost, limited_by end
     return max(room or cost, cost), limited_by

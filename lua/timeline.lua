@@ -8,10 +8,11 @@
 -- stay until they are half of all, or very many, where no rule keeps a checkpoint (`keeps_empty`): windows see them as if they were not
 -- there. `empty` is how many there are at most, the sixth part of the stored form. The last entry always holds something.
 --
--- Where thousands wait, a search would pass thousands of full instants. So a timeline also knows `full` stretches of time, the third
--- part of the stored form where there are any: { from, until, place of the rule that moved a search on, ... }, the newest first. From
--- `from` on there is no room for a single permit before `until`. Bookings take room away. Whatever gives room ends a stretch, or the part
--- of it that can have gained: `uncharge`, `split_off` and whoever changes the rules or forgets bookings.
+-- Where thousands wait, a search would pass thousands of full instants. So a timeline also knows `full` stretches of time, the eighth
+-- part of the stored form where there are any: { from, until, place of the rule that moved a search there, cost, ... }, the newest first.
+-- From `from` on there is no room for `cost` permits before `until`. Bookings take room away. Whatever gives room ends a stretch, or the
+-- part of it that can have gained: `uncharge`, `split_off` and whoever changes the rules or forgets bookings. The third part held those
+-- of one permit in earlier versions, which leave out the eighth.
 --
 -- `moving` are bookings that a change has taken out and that have no new place yet (reschedule.lua), in pages: { at, ... } and
 -- { permits, ... } by turns; nil if there are none. They are the fourth part of the stored form.
@@ -28,7 +29,7 @@ do
     end
     return {
       at = entries, permits = stored[2], size = size, stale = stale or 0, empty = stored[6] or 0, keeps_empty = false,
-      full = stored[3] or {}, moving = stored[4] or nil, pages = stored[7] or nil,
+      full = stored[8] or {}, moving = stored[4] or nil, pages = stored[7] or nil,
     }
   end
 
@@ -95,15 +96,17 @@ do
     compact(timeline)
     local entries, full, moving, before = timeline.at, timeline.full, timeline.moving, 0
     if timeline.size > Timeline.LONG then
-      return { entries, timeline.permits, full, moving or false, timeline.stale, timeline.empty, timeline.pages }
+      return { entries, timeline.permits, {}, moving or false, timeline.stale, timeline.empty, timeline.pages or false, full }
     end
     for index = 1, timeline.size do
       local at = entries[index]
       entries[index] = at - before
       before = at
     end
-    if timeline.empty > 0 then return { entries, timeline.permits, full, moving or false, false, timeline.empty } end
-    return { entries, timeline.permits, (full[1] or moving) and full or nil, moving }
+    if timeline.empty > 0 or full[1] then
+      return { entries, timeline.permits, {}, moving or false, false, timeline.empty, false, full }
+    end
+    return { entries, timeline.permits, moving and {} or nil, moving }
   end
 
   -- Returns the index of the first entry at `at` or later.
@@ -226,10 +229,11 @@ do
     return held
   end
 
-  -- Returns until when an instant's stretch is full, and the place of the rule that says so; nil and `index` if it is in none.
-  local function full_until(full, at, index)
-    for place = 1, #full, 3 do
-      if full[place] <= at and at < full[place + 1] then return full[place + 1], full[place + 2] end
+  -- Returns until when an instant's stretch is full for that many permits, and the place of the rule that says so; nil and `index` if it
+  -- is in none.
+  local function full_until(full, at, cost, index)
+    for place = 1, #full, 4 do
+      if full[place] <= at and at < full[place + 1] and full[place + 3] <= cost then return full[place + 1], full[place + 2] end
     end
     return nil, index
   end
@@ -246,24 +250,31 @@ do
       return count < 0 and timeline.at[place + 1] or 0
     end
 
-    -- The most full stretches that are known at once.
-    local FULL_MAX = 8
+    -- The numbers of the most full stretches that are known at once: eight.
+    local FULL_MAX = 8 * 4
 
     -- Returns whether a further stretch would be kept beside all others.
     local function may_note(full)
-      return #full < 3 * FULL_MAX
+      return #full < FULL_MAX
     end
 
-    -- Notes that there is no room from one instant until another, and which rule moved the search. The oldest stretch makes place.
-    local function note_full(timeline, from, till, index)
-      local full, kept = timeline.full, { from, till, index }
-      for place = 1, #full, 3 do
-        local first, last, by = full[place], full[place + 1], full[place + 2]
-        if last < from or first > till then
-          local size = #kept
-          if size < 3 * FULL_MAX then kept[size + 1], kept[size + 2], kept[size + 3] = first, last, by end
-        elseif by == index then
-          kept[1], kept[2] = min(kept[1], first), max(kept[2], last)
+    local function keep_full(kept, from, till, index, cost)
+      local size = #kept
+      if from >= till or size >= FULL_MAX then return end
+      kept[size + 1], kept[size + 2], kept[size + 3], kept[size + 4] = from, till, index, cost
+    end
+
+    -- Notes that there is no room for that many permits from one instant until another, and which rule moved a search there. The oldest
+    -- stretch makes place.
+    local function note_full(timeline, from, till, index, cost)
+      local full, kept = timeline.full, { from, till, index, cost }
+      for place = 1, #full, 4 do
+        local first, last, by, least = full[place], full[place + 1], full[place + 2], full[place + 3]
+        if least == cost and first <= till and last >= from then
+          kept[1] = min(kept[1], first)
+          if last > kept[2] then kept[2], kept[3] = last, by end
+        elseif least < cost or first < from or last > till then
+          keep_full(kept, first, last, by, least)
         end
       end
       timeline.full = kept
@@ -272,16 +283,12 @@ do
     -- Forgets the full stretches between two instants, both excluded.
     local function forget_full(timeline, from, till)
       local full, kept, is_touched = timeline.full, {}, false
-      for place = 1, #full, 3 do is_touched = is_touched or (full[place + 1] > from + 1 and full[place] < till) end
+      for place = 1, #full, 4 do is_touched = is_touched or (full[place + 1] > from + 1 and full[place] < till) end
       if not is_touched then return end
-      local function keep(first, last, by)
-        local size = #kept
-        if first < last and size < 3 * FULL_MAX then kept[size + 1], kept[size + 2], kept[size + 3] = first, last, by end
-      end
-      for place = 1, #full, 3 do
-        local first, last, by = full[place], full[place + 1], full[place + 2]
-        keep(first, min(last, from + 1), by)
-        keep(max(first, till), last, by)
+      for place = 1, #full, 4 do
+        local first, last, by, cost = full[place], full[place + 1], full[place + 2], full[place + 3]
+        keep_full(kept, first, min(last, from + 1), by, cost)
+        keep_full(kept, max(first, till), last, by, cost)
       end
       timeline.full = kept
     end

@@ -11,6 +11,9 @@ function Algorithm.B()
   -- The part of a quotient of floating point numbers that is sure.
   local SURE = 1 - 1 / 1099511627776
 
+  -- The most bookings that one move of a search passes.
+  local WAY_MAX = 500
+
   local function add(rule, tat, rest, more, more_rest)
     rest = rest + more_rest
     if rest >= rule.rate then return tat + more + 1, rest - rule.rate end
@@ -216,20 +219,72 @@ function Algorithm.B()
     return found
   end
 
+  -- Returns the first instant from `at` on at which neither the bucket nor the next booking is in the way of `cost`, or an earlier one if
+  -- that is far. There is no room before. A request of several permits may pass hundreds of bookings that are too near to each other.
+  local function next_gap(sight, search, cost, at)
+    local rule, timeline, cell, entered = sight.rule, search.timeline, search.rules.cell, search.entered
+    local final = min(entered + WAY_MAX, timeline.size)
+    if entered == final then return at end
+    local entries, permits, folded, rate = timeline.at, timeline.permits, sight.folded, rule.rate
+    local tat, rest, same = sight.tat, sight.rest, nil
+    local beyond, beyond_rest = tolerance(rule, cost)
+    local span, span_rest = span_exact(rule, cost)
+    local more, more_rest, later, later_rest
+    while true do
+      local till = at - at % cell + cell
+      while entered < final and entries[entered + 1] < till do
+        entered = entered + 1
+        local entry, count = entries[entered], permits[entered]
+        if entry > folded then
+          if count ~= same then
+            more, more_rest = span_exact(rule, count)
+            later, later_rest = tolerance(rule, count)
+            same = count
+          end
+          if tat < entry then tat, rest = entry, 0 end
+          tat, rest = tat + more, rest + more_rest
+          if rest >= rate then tat, rest = tat + 1, rest - rate end
+        end
+      end
+      local from = max(tat - beyond, 0) + (rest > beyond_rest and 1 or 0)
+      if from > at then
+        at = cell_from(from, rule.cell)
+        if entered == final then break end
+      else
+        local count = permits[entered + 1]
+        if entered == final or count == 0 then break end
+        if count ~= same then
+          more, more_rest = span_exact(rule, count)
+          later, later_rest = tolerance(rule, count)
+          same = count
+        end
+        local after, after_rest, start = max(tat, at) + span, span_rest + (tat < at and 0 or rest), entries[entered + 1]
+        if after_rest >= rate then after, after_rest = after + 1, after_rest - rate end
+        start = start - start % cell
+        if after < start + later or (after == start + later and after_rest <= later_rest) then break end
+        at = start + 1
+      end
+    end
+    work.done = work.done + 40 + 20 * (entered - search.entered)
+    return at
+  end
+
   local function room(sight, search, cost)
     local rule, timeline, at = sight.rule, search.timeline, search.at
     local tat, rest = sight.tat, sight.rest
     local beyond, beyond_rest = tolerance(rule, cost)
     local from = max(tat - beyond, 0) + (rest > beyond_rest and 1 or 0)
-    if from > at then return nil, cell_from(from, rule.cell) end
+    if from > at then return nil, next_gap(sight, search, cost, cell_from(from, rule.cell)) end
     tat, rest = take(rule, tat, rest, at, cost)
     local found = cost
     local border, border_rest = add(rule, at, 0, beyond, beyond_rest)
     if tat < border or (tat == border and rest <= border_rest) then
       found = found + cost + permits_until(rule, tat, rest, border, border_rest)
     end
-    if search.entered < timeline.size then return room_among_later(sight, search, cost, found, tat, rest) end
-    return found
+    if search.entered == timeline.size then return found end
+    local free, next_at = room_among_later(sight, search, cost, found, tat, rest)
+    if free then return free end
+    return nil, next_gap(sight, search, cost, next_at)
   end
 
   local function rare()
