@@ -31,6 +31,15 @@ pub(in crate::limiter) fn fleet(limiters: &[Limiter], delay: Duration, linger: D
 }
 
 impl Fleet {
+    /// Returns another replica with the same limiters over the same store.
+    pub(in crate::limiter) fn another(&self, limiters: &[Limiter]) -> Fleet {
+        let (clock, metrics, store) = (Clock::of_runtime(), Metrics::new(), self.store.clone());
+        let replica = Limiters::lingering(store.clone(), clock, 2, metrics.clone(), SECOND);
+        let fleet = Fleet { limiters: replica, store, metrics };
+        fleet.apply(limiters);
+        fleet
+    }
+
     pub(in crate::limiter) fn apply(&self, limiters: &[Limiter]) {
         let limiters: Vec<_> = limiters.iter().cloned().map(Arc::new).collect();
         self.limiters.apply(&limiters);

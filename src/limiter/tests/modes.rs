@@ -242,26 +242,33 @@ async fn a_limit_that_spaces_permits_takes_requests_of_several() {
 async fn a_request_of_several_permits_keeps_a_limit_that_spaces_them_closed_in_an_outage() {
     let cold = 3.try_into().unwrap();
     for algorithm in [Algorithm::LeakyBucket, Algorithm::WarmUp { warm_up: SECOND, cold }] {
-        // Ten seconds for ten, and as long to wait: longer than what counts as soon.
-        let mut even = Limiter { order: Order::Booked, ..limiter("even", 10, 100) };
+        // Ten seconds for ten: longer than what counts as soon.
+        let mut even = limiter("even", 10, 0);
         even.limits[0].per = 10 * SECOND;
         even.limits[0].algorithm = algorithm.clone();
-        let fleet = fleet(&[even], Duration::ZERO, SECOND);
-        let set = limiter_set(&fleet.limiters, &["even"]);
-        let take = async |cost| -> Instant {
-            let entered = set.enter(&[], Demand::of(Permits::new(cost).unwrap())).await.unwrap();
-            let permit = match entered {
-                Entered::Granted(permit) => permit,
-                Entered::Waiting(ticket) => ticket.turn().await.unwrap(),
-            };
-            permit.commit();
-            Instant::now()
+        let fleet = fleet(&[even.clone()], Duration::ZERO, SECOND);
+        let other = fleet.another(&[even]);
+        let take = async |replica: &Fleet, cost| {
+            let set = limiter_set(&replica.limiters, &["even"]);
+            match set.enter(&[], Demand::of(Permits::new(cost).unwrap())).await {
+                Ok(Entered::Granted(permit)) => drop(permit.commit()),
+                Ok(Entered::Waiting(_)) => panic!("it waits"),
+                Err(_) => return false,
+            }
+            true
         };
-        take(1).await;
-        let first = take(8).await;
+        assert!(take(&fleet, 1).await);
+        sleep(2 * SECOND).await;
+        // Another replica gets the eight. This one knows of them by the refusal alone.
+        assert!(take(&other, 8).await);
+        assert!(!take(&fleet, 1).await);
+        let first = Instant::now();
         fleet.set_away(true);
-        let next = take(1).await;
-        assert!(next - first >= 8 * SECOND, "{algorithm:?}: {:?}", next - first);
+        while !take(&fleet, 1).await {
+            sleep(SHORT).await;
+        }
+        let closed_for = first.elapsed();
+        assert!(closed_for >= 8 * SECOND, "{algorithm:?}: {closed_for:?}");
     }
 }
 

@@ -8,7 +8,7 @@ use crate::limiter::arithmetic::queue_order::QueueOrder;
 use crate::limiter::arithmetic::reserve::{report_upstream, reserve};
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::{Call, LimiterName, Outcome, Run, UpstreamReport};
+use crate::limiter::model::{Answer, Call, Holding, LimiterName, Outcome, Run, UpstreamReport};
 use crate::limiter::tests::pause_of;
 
 const SECOND: Micros = Micros::from_millis(1000);
@@ -39,18 +39,35 @@ impl Spaced {
         Spaced { limiter_ref, state: LimiterState::default(), order: QueueOrder::default() }
     }
 
-    /// Books permits for new requests of a replica, and returns their slots.
-    fn book(&mut self, now: Micros, replica: u64, count: u64) -> Vec<Micros> {
-        let run = Run { cost: 1, wait_max: SECOND + SECOND, count };
-        let generations = vec![self.state.generation().number];
-        let call = Call { replica, generations, runs: vec![run], queue_slots_left: count, ..Call::default() };
+    fn call(&mut self, now: Micros, call: &Call) -> Answer {
         let rules = self.limiter_ref.rules.clone();
-        let answer = reserve(now, LEASE, &mut [(&mut self.state, rules)], &mut self.order, &call);
-        let slots = answer.outcomes.iter().flat_map(|(count, outcome)| {
-            let Outcome::Booked(at) = outcome else { panic!("{outcome:?}") };
-            (0..*count).map(move |_| *at)
-        });
-        slots.collect()
+        reserve(now, LEASE, &mut [(&mut self.state, rules)], &mut self.order, call)
+    }
+
+    /// Books a permit for a new request of a replica, and returns its slot.
+    fn book(&mut self, now: Micros, replica: u64) -> Micros {
+        let run = Run { cost: 1, wait_max: SECOND + SECOND, count: 1 };
+        let generations = vec![self.state.generation().number];
+        let call = Call { replica, generations, runs: vec![run], queue_slots_left: 1, ..Call::default() };
+        match self.call(now, &call).outcomes[..] {
+            [(1, Outcome::Booked(at))] => at,
+            ref other => panic!("{other:?}"),
+        }
+    }
+
+    /// Takes the new places of void slots, which a replica has from before any change.
+    fn claim(&mut self, now: Micros, replica: u64, slots: &[Micros]) -> Vec<Micros> {
+        let reschedule = slots.iter().map(|slot| Holding { slot: *slot, cost: 1, count: 1 }).collect();
+        let call = Call {
+            replica,
+            generations: vec![0],
+            reschedule,
+            reschedule_wait: Micros(60 * SECOND.0),
+            ..Call::default()
+        };
+        let answer = self.call(now, &call);
+        let places = answer.rescheduled.iter().flat_map(|(count, place)| (0..*count).map(|_| place.unwrap()));
+        places.collect()
     }
 
     fn pause(&mut self, now: Micros, wait: Micros) {
@@ -65,23 +82,29 @@ impl Spaced {
     }
 }
 
-/// Lets one replica hold every slot, pauses the limiter `wait` long, and lifts the pause after `lifted`, if at all. Returns the slots that
-/// are used: of that replica those of a lease behind the end of the upstream's own pause, and of another the ones that it gets.
+/// Lets two replicas hold every other slot, pauses the limiter `wait` long, and lifts the pause after `lifted`, if at all. Only the
+/// first replica hears of it: it takes the new places of its slots once the limiter is open. Returns the slots that are used: from the
+/// pause on, of the other replica those of a lease.
 fn used(wait: Micros, lifted: Option<Micros>) -> Vec<Micros> {
     let mut spaced = Spaced::new();
     let paused_at = START + Micros::from_millis(105);
-    let held = spaced.book(START, 2, RATE);
+    let (mut heard, mut unheard) = (Vec::new(), Vec::new());
+    for _ in 0..RATE / 2 {
+        heard.push(spaced.book(START, 1));
+        unheard.push(spaced.book(START, 2));
+    }
+    heard.retain(|slot| *slot > paused_at);
+    unheard.retain(|slot| *slot > paused_at && *slot < paused_at + LEASE);
+    assert!(!heard.is_empty() && !unheard.is_empty());
     spaced.pause(paused_at, wait);
     let open_from = paused_at + lifted.unwrap_or(wait);
     if let Some(lifted) = lifted {
         spaced.resume(paused_at + lifted);
     }
-    let mut used: Vec<_> =
-        held.into_iter().filter(|slot| open_from <= *slot && *slot < paused_at + LEASE).collect();
-    assert!(!used.is_empty());
-    for step in 0..50 {
-        used.extend(spaced.book(open_from + Micros(step * SECOND.0 / 50), 1, 1));
-    }
+    let mut used = spaced.claim(open_from, 1, &heard);
+    assert_eq!(used.len(), heard.len());
+    used.extend(unheard);
+    used.extend((0..50).map(|step| spaced.book(open_from + Micros(step * SECOND.0 / 50), 1)));
     used.sort_unstable();
     used
 }
