@@ -1,6 +1,7 @@
 //! The Lua script moves and fills queues of hundreds of instants as its twin in Rust does.
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::bucket::Bucket;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::algorithm::warm_up::WarmUp;
@@ -41,6 +42,42 @@ fn lua_fills_gaps_in_a_long_queue_as_rust_does_in_several_calls() {
         let (freed, calls) = book(&mut model, &mut store, 50);
         assert!(freed[0] < slots[60] && freed.is_sorted(), "{freed:?}");
         assert!(calls > 1 && calls <= 50, "{calls}");
+    }
+}
+
+/// A leaky bucket, alone and with a window. Several permits pass hundreds of bookings to the end, and what the script remembers of that way
+/// does not keep single permits from the gaps on it.
+#[test]
+fn lua_books_one_permit_in_gaps_that_several_have_passed() {
+    let mut store = TestStore::start();
+    let bucket = Rule {
+        rate: 10,
+        window: Micros::from_millis(1000),
+        cell: Micros::ONE,
+        kind: Kind::Bucket(Bucket { burst: 1 }),
+    };
+    let window = Rule {
+        rate: 90,
+        window: Micros::from_millis(10_000),
+        cell: Micros::ONE,
+        kind: Kind::SlidingWindow(SlidingWindow),
+    };
+    for rules in [vec![bucket.clone()], vec![bucket.clone(), window.clone()], vec![window, bucket]] {
+        store.flush();
+        let mut model = Model::new(0);
+        model.limiter_refs[0].rules = rules.into();
+        let (slots, _) = book(&mut model, &mut store, 300);
+        let give_back = slots.iter().skip(100).step_by(7).take(20);
+        let give_back = give_back.map(|slot| Holding { slot: *slot, cost: 1, count: 1 }).collect();
+        let call = Call { replica: 1, generations: vec![0], queue_slots_left: 1000, ..Call::default() };
+        both(&mut model, &mut store, 1, &Call { give_back, ..call.clone() });
+        for cost in [5, 3, 2] {
+            let runs = vec![Run { cost, wait_max: Micros(3_000_000_000), count: 1 }];
+            let outcomes = both(&mut model, &mut store, 1, &Call { runs, ..call.clone() }).outcomes;
+            assert!(matches!(outcomes[..], [(1, Outcome::Booked(_))]), "{outcomes:?}");
+        }
+        let (freed, _) = book(&mut model, &mut store, 15);
+        assert!(freed[0] < slots[250], "{freed:?}");
     }
 }
 
