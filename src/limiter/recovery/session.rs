@@ -226,6 +226,13 @@ impl StoreSession {
         let now = self.moment();
         self.clock().map_or_else(|| self.wall.at(now), |clock| clock.earliest(now))
     }
+
+    /// Returns the instant that an answer tells, or the nearest to it that the store's clock can show now. The first answer behind a step
+    /// of that clock is on another one than all that was granted, until the step is noticed and all of that moves with it.
+    pub(in crate::limiter) fn on_known_clock(&self, told: Micros) -> Micros {
+        let now = self.moment();
+        self.clock().map_or(told, |clock| told.max(clock.earliest(now)).min(clock.latest(now)))
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

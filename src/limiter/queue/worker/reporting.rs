@@ -93,7 +93,8 @@ impl Worker {
         // Behind the epoch, which may be one that the report has begun: that memory has the charge. An earlier one is gone.
         let is_kept = self.session.store.may_fail() && epoch.id >= self.session.epoch();
         if report.cost > 0 && is_kept {
-            self.session.ledger().charge(limiter_ref, epoch.now, report.cost);
+            let at = self.session.on_known_clock(epoch.now);
+            self.session.ledger().charge(limiter_ref, at, report.cost);
         }
         if !report.remaining.is_empty() {
             instance.active.metrics().count_external_usage(result.external_usage);

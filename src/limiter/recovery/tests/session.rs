@@ -31,6 +31,23 @@ async fn a_step_of_the_clock_moves_what_was_granted() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_charge_told_by_a_stepped_clock_moves_with_what_was_granted() {
+    let (stage, (_, a)) = (Stage::settled().await, any_limiter());
+    stage.grant(&a, 4);
+    pass(10).await;
+    let (sent, now) = (stage.session.moment(), stage.store.clock.now());
+    assert_eq!(stage.session.on_known_clock(now), now);
+    for by_millis in [-3_000_000, 3_000_000] {
+        let told = Micros(now.0.saturating_add_signed(1000 * by_millis));
+        stage.session.ledger().charge(&a, stage.session.on_known_clock(told), 1);
+    }
+    let stepped = Epoch { now: now + Micros::from_millis(3_000_000), id: 3, memory: 3, ..Epoch::default() };
+    stage.session.answered(sent, stepped);
+    let since = stepped.now - Micros::from_millis(100);
+    assert_eq!(stage.session.ledger().granted_since(&a, since), 4 + 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pause_ends_no_later_than_its_length_from_now() {
     let stage = Stage::new();
     let stretch = |from: Micros, until: Micros| PauseStretch { from, until };
