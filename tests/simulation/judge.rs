@@ -34,6 +34,8 @@ pub struct Judge {
     started_alone: u64,
     /// The faults, by number, that make a round trip take longer than the smallest guard.
     slow: Vec<u64>,
+    /// The faults, by number, in which the store's clock stands still.
+    standing: Vec<u64>,
     /// The splits that have ended while replicas could not hear the store.
     unhealed: u64,
     /// True if the store's clock was stepped in these faults.
@@ -58,6 +60,7 @@ impl Judge {
         Judge {
             oracle: Oracle::new(settings),
             slow: Vec::new(),
+            standing: Vec::new(),
             configurations,
             replicas: plan.replicas,
             fleet_size: plan.fleet_size.max(1),
@@ -172,6 +175,12 @@ impl Judge {
         if matches!(kind, Kind::Slow { extra, .. } if Some(2 * extra) > guard) {
             self.slow.push(fault as u64);
         }
+        if matches!(kind, Kind::ClockStands { .. }) {
+            self.standing.push(fault as u64);
+        }
+        if !self.standing.is_empty() && !self.store_faults.is_empty() {
+            self.hide_clock(at);
+        }
         if let Kind::CutOff { replica, .. } | Kind::Break { replica: Some(replica), .. } = kind {
             self.cut_off.push((fault as u64, *replica));
         }
@@ -193,6 +202,7 @@ impl Judge {
         self.store_faults.retain(|one| *one != fault as u64);
         self.cut_off.retain(|(one, _)| *one != fault as u64);
         self.slow.retain(|one| *one != fault as u64);
+        self.standing.retain(|one| *one != fault as u64);
         if before > 0 && self.store_faults.is_empty() && std::mem::take(&mut self.has_stepped_unseen) {
             self.observe(at, &Event::ClockShown);
         }
@@ -258,10 +268,14 @@ impl Judge {
             self.excuse(at, 0);
         }
         if !self.store_faults.is_empty() {
-            // Replicas go by their own clocks, and cannot see that the store's windows begin at other instants now.
-            self.has_stepped_unseen = true;
-            self.observe(at, &Event::ClockHidden);
+            self.hide_clock(at);
         }
+    }
+
+    /// Replicas go by their own clocks, and cannot see that the store's windows begin at other instants now.
+    fn hide_clock(&mut self, at: u64) {
+        self.has_stepped_unseen = true;
+        self.observe(at, &Event::ClockHidden);
     }
 
     /// A replica stands still.
