@@ -89,9 +89,9 @@ local Recovery = setmetatable({ rare = function()
   end
 
   -- Charges what the others' copies show of members that have ended, or have not reported. Each copy is charged once; a replica that has
-  -- reported itself has told all.
+  -- reported itself has told all. All copies become one row first, so that the state is passed once.
   local function charge_copies(state, key, epoch, now)
-    local members, written = epoch.members, state.written_back
+    local members, written, instants, sums = epoch.members, state.written_back, {}, {}
     for index = 1, #members, Epoch.SIZE do
       local replica = members[index]
       local may_matter = members[index + 2] > now and (members[index + 1] == 0 or members[index + 3] < epoch.memory)
@@ -100,12 +100,21 @@ local Recovery = setmetatable({ rare = function()
       if may_matter and not has_reported and not place_of(state, -replica) then
         local bookings = Copies.bookings(epoch, replica, key)
         if bookings then
-          charge_late(state, bookings)
+          for place = 1, #bookings, 2 do
+            local at = bookings[place]
+            if not sums[at] then instants[#instants + 1] = at end
+            sums[at] = (sums[at] or 0) + bookings[place + 1]
+          end
           local size = #written
           written[size + 1], written[size + 2], written[size + 3] = -replica, epoch.memory, 0
         end
       end
     end
+    if not instants[1] then return end
+    table.sort(instants)
+    local bookings = {}
+    for place, at in ipairs(instants) do bookings[2 * place - 1], bookings[2 * place] = at, sums[at] end
+    charge_late(state, bookings)
   end
 
   -- Returns what is charged already of a replica's own report, permits by instants: the copy that was charged.
