@@ -58,13 +58,16 @@ local function add(id, ...)
 end
 
 -- A server that has lost its memory learns from those that ask who else there was; one whose clock was set ahead, for how long the permits
--- of those that have ended matter still.
+-- of those that have ended matter still. Who has reported to this memory knows its members by its answers: one of them that is not there
+-- any more has left since, with nothing that matters, and owes no report.
+local own = place_of(replica)
+local is_told = own and members[own + 3] >= epoch.memory
 for index = 1, #known, 3 do
   local id, matters_until, is_counted = known[index], now + known[index + 1], known[index + 2] == 1
   local place = place_of(id)
   if place and known_epoch ~= epoch.id and not is_counted then
     members[place + 2] = max(members[place + 2], matters_until)
-  elseif not place and matters_until > now then
+  elseif not place and not is_told and matters_until > now then
     add(id, is_counted and epoch.begun or 0, matters_until, 0, 0, 0, 0)
   end
 end

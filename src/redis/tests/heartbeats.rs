@@ -156,11 +156,27 @@ fn a_server_without_memory_learns_of_members_whose_permits_matter() {
     assert_eq!(fleet.send(300_000, &heartbeat(300_000, 1, epoch)).awaited, [2, 4, 5]);
 }
 
+/// Each end of a replica closed new limiters and partitions for as long as its permits might have mattered.
+#[test]
+fn who_has_left_with_nothing_that_matters_is_not_awaited_again() {
+    let mut fleet = new_fleet();
+    let epoch = fleet.begin(0);
+    fleet.send(100_000, &heartbeat(100_000, 1, epoch));
+    let both = fleet.send(200_000, &heartbeat(200_000, 2, epoch));
+    let known = Heartbeat { members: both.members.clone(), ..informed(heartbeat(300_000, 2, epoch), &both) };
+    let leaves = Heartbeat { leaves: true, matters_for: Micros::ZERO, ..heartbeat(300_000, 1, epoch) };
+    fleet.send(300_000, &leaves);
+    let answer = fleet.send(300_000, &known);
+    assert_eq!((members(&answer), answer.reports), (vec![(2, 10_000, true)], Reports::Complete));
+    assert!(answer.awaited.is_empty(), "{:?}", answer.awaited);
+}
+
 #[test]
 fn a_member_is_told_apart_from_very_many() {
     let mut fleet = new_fleet();
     let epoch = fleet.begin(0);
-    fleet.send(100_000, &heartbeat(100_000, 1, epoch));
+    let reported = Reported { memory: epoch - 1, epoch };
+    fleet.send(100_000, &Heartbeat { reported, ..heartbeat(100_000, 1, epoch) });
     let ended = |replica| Member { replica, matters_for: Micros(5 * SECOND), is_counted: false };
     let many = Heartbeat { members: (2..=300).map(ended).collect(), ..heartbeat(200_000, 1, epoch) };
     let answer = fleet.send(200_000, &many);
