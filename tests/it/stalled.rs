@@ -98,7 +98,7 @@ async fn a_stalled_download_holds_little_and_gives_it_back() {
     drop(clients);
     eventually("the end of the requests", PATIENCE, async || cancelled(&weir).await == CLIENTS as f64).await;
     let given_back = before + CLIENTS * each / 4;
-    // The allocator keeps what is free for some ten seconds, and gives it back bit by bit: 17 s on a quiet machine.
+    // The allocator keeps what is free for some ten seconds, and gives it back bit by bit.
     eventually("memory given back", 3 * PATIENCE, async || weir.rss_bytes() < given_back).await;
 }
 
