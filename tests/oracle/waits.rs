@@ -75,6 +75,8 @@ fn a_turn_that_is_due_in_a_stall_is_on_time_however_long_its_connection_takes() 
     court.see(2_050 * MS, &Event::ReplicaStalled { replica: 0, until: 2_150 * MS });
     court.see(2_150 * MS, &Event::Connecting { request: first });
     court.pass(2_200 * MS, 1);
+    assert_eq!(court.whats(), [], "the stall does not count");
+    court.pass(2_210 * MS, 1);
     assert_eq!(court.whats(), [What::Waited], "the other one has no turn");
     court.see(2_250 * MS, &Event::Connected { request: first });
     court.send(2_250 * MS, first);
@@ -83,19 +85,36 @@ fn a_turn_that_is_due_in_a_stall_is_on_time_however_long_its_connection_takes() 
 }
 
 #[test]
-fn an_answer_that_is_due_in_a_stall_comes_with_its_end() {
+fn stalls_after_the_wait_do_not_count() {
     let mut court = court();
     let (first, second) = (court.arrive(0, 1), court.arrive(0, 1));
     court.see(S, &Event::ReplicaStalled { replica: 0, until: 1_500 * MS });
-    court.see(2_050 * MS, &Event::ReplicaStalled { replica: 0, until: 2_150 * MS });
-    court.send(2_150 * MS, first);
-    assert_eq!(court.whats(), [], "the stall before counts as waiting, and is over in time");
-    court.send(2_150 * MS + 1, second);
-    assert_eq!(court.whats(), [What::Waited]);
+    court.see(1_950 * MS, &Event::ReplicaStalled { replica: 0, until: 2_050 * MS });
+    court.see(2_060 * MS, &Event::ReplicaStalled { replica: 0, until: 2_150 * MS });
+    court.send(2_240 * MS, first);
+    assert_eq!(court.whats(), [], "50 and 90 ms of the stalls were after the wait");
+    court.send(2_240 * MS + 1, second);
+    assert_eq!(court.whats(), [What::Waited], "what was before counts as waiting");
     let third = court.arrive(3 * S, 1);
     court.see(5_100 * MS + 1, &Event::ReplicaStalled { replica: 0, until: 6 * S });
     assert_eq!(court.whats(), [What::Waited], "a stall that begins too late is no excuse");
     court.send(6 * S, third);
+}
+
+#[test]
+fn a_stall_counts_once_beside_a_connection_and_only_after_the_wait() {
+    let mut court = court();
+    let (first, second) = (court.arrive(0, 1), court.arrive(0, 1));
+    court.see(2_020 * MS, &Event::ReplicaStalled { replica: 0, until: 2_080 * MS });
+    court.see(2_090 * MS, &Event::Connecting { request: first });
+    court.see(2_090 * MS, &Event::Connecting { request: second });
+    court.see(2_500 * MS, &Event::Connected { request: first });
+    court.see(2_500 * MS, &Event::Connected { request: second });
+    court.see(2_510 * MS, &Event::ReplicaStalled { replica: 0, until: 2_550 * MS });
+    court.send(2_610 * MS, first);
+    assert_eq!(court.whats(), [], "30 ms without a stall before its connection, 70 after it");
+    court.send(2_610 * MS + 1, second);
+    assert_eq!(court.whats(), [What::Waited]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Faults, and the time since anything was disturbed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::event::{Excess, FaultKind, LimiterModel, Policy};
 
@@ -21,8 +21,11 @@ struct Standstill {
     last_end: u64,
 }
 
-/// The latest stall of a replica: it began, and ends.
-#[derive(Clone, Copy, Default)]
+/// How long stalls are remembered: longer than any that plans have.
+const STALLS_KEPT: u64 = 60_000_000;
+
+/// A time in which a replica does nothing.
+#[derive(Clone, Copy)]
 struct Stall {
     from: u64,
     until: u64,
@@ -33,7 +36,8 @@ struct Stall {
 pub(crate) struct Faults {
     faults: BTreeMap<u64, Fault>,
     stopped: BTreeMap<usize, Standstill>,
-    stalled: BTreeMap<usize, Stall>,
+    /// Of each replica, the last ones, in order.
+    stalled: BTreeMap<usize, VecDeque<Stall>>,
     /// The end of the last disturbance of the whole fleet.
     disturbed: u64,
     /// The end of the last fault after which somebody may not know what was granted.
@@ -98,15 +102,33 @@ impl Faults {
         }
     }
 
-    /// Takes in that a replica does nothing until an instant.
+    /// Takes in that a replica does nothing until an instant. A stall that it was in ends here.
     pub(crate) fn stall(&mut self, at: u64, replica: usize, until: u64) {
-        self.stalled.insert(replica, Stall { from: at, until });
+        let stalls = self.stalled.entry(replica).or_default();
+        while stalls.front().is_some_and(|stall| stall.until + STALLS_KEPT < at) {
+            stalls.pop_front();
+        }
+        if let Some(last) = stalls.back_mut() {
+            last.until = last.until.min(at);
+        }
+        stalls.push_back(Stall { from: at, until });
     }
 
     /// Returns when a replica does at the earliest what it has to do at an instant: at the end of its latest stall, if that began before.
     pub(crate) fn awake_from(&self, replica: usize, at: u64) -> u64 {
-        let stall = self.stalled.get(&replica).filter(|stall| stall.from <= at);
+        let stall = self.last_stall(replica).filter(|stall| stall.from <= at);
         stall.map_or(at, |stall| stall.until.max(at))
+    }
+
+    /// Returns for how long of a time a replica did nothing.
+    pub(crate) fn stalled_within(&self, replica: usize, from: u64, until: u64) -> u64 {
+        let stalls = self.stalled.get(&replica).into_iter().flatten().rev();
+        let within = |stall: &Stall| stall.until.min(until).saturating_sub(stall.from.max(from));
+        stalls.take_while(|stall| stall.until > from).map(within).sum()
+    }
+
+    fn last_stall(&self, replica: usize) -> Option<&Stall> {
+        self.stalled.get(&replica)?.back()
     }
 
     /// Returns how long a replica has stood still in all.
@@ -123,7 +145,7 @@ impl Faults {
 
     /// Returns whether a replica has stood still since an instant.
     pub(crate) fn stood_still_since(&self, replica: usize, from: u64) -> bool {
-        let has_stalled = self.stalled.get(&replica).is_some_and(|stall| stall.until >= from);
+        let has_stalled = self.last_stall(replica).is_some_and(|stall| stall.until >= from);
         let has_stopped = |one: &Standstill| one.since.is_some() || (one.total > 0 && one.last_end >= from);
         has_stalled || self.stopped.get(&replica).is_some_and(has_stopped)
     }

@@ -8,7 +8,8 @@ use super::faults::Faults;
 use super::finding::Evidence;
 use super::usage::StateKey;
 
-/// How long after its wait a request may be answered.
+/// How long after its wait a request may be answered, without the time in which its replica stalls meanwhile: what it has to do then
+/// takes several steps, each of which may be stalled anew.
 pub(crate) const LATE: u64 = 100_000;
 /// How soon a request is looked at again whose replica stands still.
 const AGAIN: u64 = 10_000;
@@ -41,11 +42,12 @@ pub(crate) struct Request {
     pub(crate) answered_within: u64,
     /// How long its replica had stood still when it came.
     stopped_before: u64,
-    /// Since when its connection is awaited, and how long connections took before.
+    /// Since when its connection is awaited, how long connections took before, and when the last one was there.
     connecting: Option<u64>,
     connected_in: u64,
-    /// How long it waited beyond its wait for a stall to end.
-    excused: u64,
+    connected: u64,
+    /// How long its replica stalled after its wait, before its connection was awaited for the last time.
+    stalled: u64,
     is_waiting: bool,
     is_found_late: bool,
 }
@@ -57,25 +59,33 @@ impl Request {
     }
 
     /// Returns how long it has waited, without the time in which its replica stood still, without that of its connection, and without
-    /// what is excused.
+    /// stalls after its wait.
     fn waited(&self, at: u64, faults: &Faults) -> u64 {
-        let connecting = self.connecting.map_or(0, |since| at - since) + self.connected_in;
-        let stopped = faults.stopped_for(at, self.replica) - self.stopped_before;
-        at.saturating_sub(self.seen).saturating_sub(connecting + stopped + self.excused)
+        self.waited_with_stall(at, faults) - self.last_stalled(at, faults)
     }
 
-    /// Returns by how much the answer is late, and since when. One that was due in a stall comes with its end.
-    fn overdue(&self, at: u64, faults: &Faults) -> Option<u64> {
-        let late = self.waited(at, faults).checked_sub(self.answered_within).filter(|late| *late > 0)?;
-        (faults.awake_from(self.replica, at - late) < at).then_some(late)
+    /// As [`Request::waited`], with the stalls since its last connection.
+    fn waited_with_stall(&self, at: u64, faults: &Faults) -> u64 {
+        let connecting = self.connecting.map_or(0, |since| at - since) + self.connected_in;
+        let stopped = faults.stopped_for(at, self.replica) - self.stopped_before;
+        at.saturating_sub(self.seen).saturating_sub(connecting + stopped + self.stalled)
+    }
+
+    /// Returns for how long its replica stalled after its wait and since its last connection.
+    fn last_stalled(&self, at: u64, faults: &Faults) -> u64 {
+        let late = self.waited_with_stall(at, faults).saturating_sub(self.answered_within - LATE);
+        if self.connecting.is_some() {
+            return 0;
+        }
+        faults.stalled_within(self.replica, (at - late).max(self.connected), at)
     }
 }
 
 /// Returns the evidence if a request has waited too long, and was not found late before.
 pub(crate) fn judge_wait(request: &Request, at: u64, faults: &Faults) -> Option<Evidence> {
-    let overdue = request.overdue(at, faults).filter(|_| !request.is_found_late);
-    overdue.map(|late| Evidence {
-        sent: request.answered_within + late,
+    let waited = request.waited(at, faults);
+    (waited > request.answered_within && !request.is_found_late).then(|| Evidence {
+        sent: waited,
         limit: request.answered_within,
         detail: format!(
             "request {} of replica {}, wait {} us",
@@ -131,7 +141,7 @@ impl Requests {
         let Arrival { number, replica, takes, costs, own_wait, wait, waiting_max } = arrival;
         let answered_within = wait.saturating_add(LATE).max(floor);
         let stopped_before = faults.stopped_for(at, replica);
-        let (connecting, connected_in, seen) = (None, 0, faults.awake_from(replica, at));
+        let (connecting, connected_in, connected) = (None, 0, at);
         self.deadlines.push(Reverse((at.saturating_add(answered_within).saturating_add(1), number)));
         let (is_waiting, is_found_late) = (false, false);
         let request = Request {
@@ -140,10 +150,11 @@ impl Requests {
             takes,
             costs,
             arrived: at,
-            seen,
+            seen: faults.awake_from(replica, at),
             connecting,
             connected_in,
-            excused: 0,
+            connected,
+            stalled: 0,
             wait,
             own_wait,
             waiting_max,
@@ -199,16 +210,14 @@ impl Requests {
         found
     }
 
-    /// Takes in that a request has its turn and waits for its connection. It has left its queue. A turn that was due in a stall, and
-    /// comes with its end, is on time.
+    /// Takes in that a request has its turn and waits for its connection. It has left its queue.
     pub(crate) fn connect(&mut self, at: u64, number: u64, faults: &Faults) {
         self.leave_queue(number);
-        if let Some(request) = self.requests.get_mut(&number) {
-            let waited = request.waited(at, faults);
-            if request.overdue(at, faults).is_none() {
-                request.excused += waited.saturating_sub(request.answered_within);
-            }
-            request.connecting.get_or_insert(at);
+        if let Some(request) = self.requests.get_mut(&number)
+            && request.connecting.is_none()
+        {
+            request.stalled += request.last_stalled(at, faults);
+            request.connecting = Some(at);
         }
     }
 
@@ -218,6 +227,7 @@ impl Requests {
             && let Some(since) = request.connecting.take()
         {
             request.connected_in += at - since;
+            request.connected = at;
         }
     }
 
