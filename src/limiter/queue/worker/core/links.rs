@@ -125,14 +125,16 @@ impl Worker {
         if self.outage() == 0 || !is_asked || can_ask || self.calls.local.is_some() {
             return;
         }
-        if self.pause.holds(around.now) {
+        let rejects = self.limits.policies.contains(&OnStoreFailure::Reject);
+        if !rejects && self.pause.holds(around.now) {
             // A request that gets a slot waits for its end, also where the slot itself has come.
+            self.refuse_ended_arrivals(around.now, self.pause.opens(around.now), out);
             self.refuse_overfull(out);
         }
         self.rebook_share(around.now, out);
         let replace: Vec<_> = std::mem::take(&mut self.owed.replace).into_iter().collect();
         let arrivals: Vec<_> = self.arrivals.list.drain(..).collect();
-        if self.limits.policies.contains(&OnStoreFailure::Reject) {
+        if rejects {
             let refusal = self.limits.store_unavailable();
             for (cost, count) in replace {
                 (0..count).for_each(|_| self.refuse_without_slot(cost, &refusal, out));

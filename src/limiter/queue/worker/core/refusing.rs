@@ -74,8 +74,9 @@ impl Worker {
         }
     }
 
-    /// Refuses the arrivals whose wait has ended. What the call under way books for them is given back.
-    fn refuse_ended_arrivals(&mut self, now: Moment, until: Moment, out: &mut Vec<Action>) {
+    /// Refuses the arrivals whose wait ends by `until`, before which there is nothing for them. What the call under way books for them is
+    /// given back.
+    pub(super) fn refuse_ended_arrivals(&mut self, now: Moment, until: Moment, out: &mut Vec<Action>) {
         let mut list = std::mem::take(&mut self.arrivals.list);
         let mut sent = self.calls.under_way.take();
         let mut first: Option<Moment> = None;
