@@ -36,6 +36,8 @@ pub(in crate::limiter) struct Members {
 struct Listed {
     at: Moment,
     others: Vec<Member>,
+    /// False if the store may have lost its memory a moment ago: some members may have to tell it of themselves yet.
+    is_complete: bool,
 }
 
 /// True while this replica makes heartbeats.
@@ -111,12 +113,13 @@ impl Members {
     pub(in crate::limiter) fn learn(&mut self, replica: u64, answer: &HeartbeatAnswer, now: Moment) -> bool {
         self.version = answer.version;
         let others = answer.members.iter().filter(|member| member.replica != replica).copied().collect();
-        self.listed = Some(Listed { at: now, others });
+        let is_complete = answer.epoch.settles_until.is_none();
+        self.listed = Some(Listed { at: now, others, is_complete });
         let mut counted: Vec<u64> =
             answer.members.iter().filter(|member| member.is_counted).map(|member| member.replica).collect();
         counted.sort_unstable();
         self.me = replica;
-        if answer.is_known_to_all {
+        if answer.is_known_to_all && is_complete {
             self.agreed.clone_from(&counted);
         }
         self.counted = counted;
@@ -140,14 +143,16 @@ impl Members {
         listed.iter().filter(|replica| **replica != self.me && !self.counted.contains(replica)).count() as u64
     }
 
-    /// Returns this replica's share while the store is away: of `assumed` replicas before the store has answered. `strangers` have shares,
-    /// too, which are rounded down.
+    /// Returns this replica's share while the store is away: of `assumed` replicas at least before the store has listed all. `strangers`
+    /// have shares, too, which are rounded down.
     ///
     /// Invariant: the shares of all members sum up to no more than the whole. A change of the members makes shares larger only when
     /// every member knows of it: until then each has the smaller one, and a new member none.
     pub(in crate::limiter) fn share(&self, assumed: u64, strangers: u64) -> Share {
-        if self.listed.is_none() {
-            return Share { parts: assumed.max(1), place: None, clock_ahead: 0 };
+        let is_new = self.agreed.is_empty();
+        if is_new && self.listed.as_ref().is_none_or(|listed| !listed.is_complete) {
+            let parts = assumed.max(self.counted.len() as u64 + strangers).max(1);
+            return Share { parts, place: None, clock_ahead: 0 };
         }
         let Some(place) = self.agreed.iter().position(|member| *member == self.me) else {
             return Share::NONE;
@@ -161,6 +166,7 @@ impl Members {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limiter::model::Epoch;
 
     #[test]
     fn replicas_of_another_layout_have_shares_too() {
@@ -261,6 +267,24 @@ mod tests {
         assert!(known.is_alone());
         known.learn(1, &listing(2, &[1, 2], false), Moment(0));
         assert!(!known.is_alone());
+    }
+
+    #[test]
+    fn who_a_store_lists_before_all_have_come_back_is_not_all() {
+        let epoch = Epoch { settles_until: Some(Micros(9)), ..Epoch::default() };
+        let settling = |members| HeartbeatAnswer { epoch, ..listing(1, members, true) };
+        let mut known = Members::default();
+        known.learn(1, &settling(&[1]), Moment(0));
+        assert_eq!(known.share(3, 0), Share { parts: 3, place: None, clock_ahead: 0 });
+        known.learn(1, &listing(1, &[1, 2], true), Moment(0));
+        known.learn(1, &settling(&[1]), Moment(0));
+        assert_eq!(
+            known.share(1, 0),
+            Share { parts: 2, place: None, clock_ahead: 0 },
+            "the other one has its half"
+        );
+        known.learn(1, &listing(1, &[1], true), Moment(0));
+        assert_eq!(known.share(3, 0), Share { parts: 1, place: Some(0), clock_ahead: 0 });
     }
 
     #[test]

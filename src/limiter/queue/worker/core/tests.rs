@@ -262,26 +262,6 @@ fn no_more_wait_for_the_end_of_a_pause_than_may_where_all_are_let_through() {
 }
 
 #[test]
-fn a_pause_without_the_store_refuses_at_once_who_waits_less_long() {
-    for policy in [OnStoreFailure::Reject, OnStoreFailure::Allow, OnStoreFailure::Local] {
-        let mut core = Driven::new(policy);
-        let pause = Paused { limiter: core.0.limits.refs[0].name.clone(), from: START, until: after(5000) };
-        core.on(after(1), vec![Event::Paused(Some(pause)), Event::Linked(Link::Away { outage: 1 })]);
-        let actions = core.on(after(2), vec![arrival(0, after(2), 1000), arrival(1, after(2), 6000)]);
-        let refused: Vec<_> = actions.iter().filter(|action| matches!(action, Action::Refuse(..))).collect();
-        match (policy, &refused[..]) {
-            (OnStoreFailure::Reject, [_, _]) => {
-                assert!(matches!(refusal(&actions), Some(Refusal::StoreUnavailable { .. })));
-            }
-            (_, [Action::Refuse(_, _, Refusal::Paused { retry_after, .. })]) => {
-                assert_eq!(*retry_after, Micros::from_millis(4998).into());
-            }
-            _ => panic!("{policy:?}: {actions:?}"),
-        }
-    }
-}
-
-#[test]
 fn who_is_kept_back_by_a_pause_is_let_through_no_more_when_the_store_is_back() {
     let mut core = Driven::new(OnStoreFailure::Allow);
     let limits = limits(10, 1, OnStoreFailure::Allow);
