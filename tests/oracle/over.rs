@@ -93,6 +93,18 @@ fn a_bucket_is_judged_by_slots_within_a_window_and_without_slack_beyond() {
 }
 
 #[test]
+fn a_large_request_may_overtake_a_small_one_that_is_late_by_a_guard() {
+    let run = |late: u64| {
+        let mut court = Court::new(&[limiter(&[limit(200, S, Algorithm::LeakyBucket)])]);
+        court.pass(S + 5_050, 5);
+        court.pass(S + late, 1);
+        court.whats()
+    };
+    assert_eq!(run(9 * MS), [], "its slot was 5 ms before");
+    assert_eq!(run(18 * MS), [What::Over], "a slot of its own lies 25 ms behind");
+}
+
+#[test]
 fn an_empty_bucket_takes_one_request_of_any_cost() {
     let mut court = court(Algorithm::LeakyBucket);
     court.pass(0, 4);

@@ -33,9 +33,9 @@ fn the_timeout_of_the_store_and_a_lease_count_where_they_are_longer() {
     let settings = Settings { floor_wait: 600 * MS, ..Settings::default() };
     let mut court = Court::with(settings, &[LimiterModel { wait_max: None, ..limiter(&[sliding(1000, S)]) }]);
     let (first, second) = (court.arrive(0, 1), court.arrive(0, 1));
-    court.send(600 * MS, first);
+    court.send(700 * MS, first);
     assert_eq!(court.whats(), []);
-    court.send(600 * MS + 1, second);
+    court.send(700 * MS + 1, second);
     assert_eq!(court.whats(), [What::Waited]);
 }
 

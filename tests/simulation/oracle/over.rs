@@ -168,7 +168,7 @@ impl Bucket {
     }
 
     /// Takes a request in. Returns the evidence if an interval that ends with it holds too much: so many permits may go at once there, and
-    /// the burst.
+    /// the burst. A request whose slot was first may be written behind it, so that what goes at once there is what others of that time take.
     fn pour(&mut self, at: u64, per: u64, new: Bounds, (cost, at_once): (u64, u64)) -> Option<Evidence> {
         self.drain(at, per, new);
         let before = self.total;
@@ -180,6 +180,10 @@ impl Bucket {
         while self.poured.get(1).is_some_and(|poured| poured.at + per <= at) {
             self.poured.pop_front();
         }
+        let late = lateness(new, per);
+        let lately = self.poured.iter().rev().take_while(|poured| poured.at + late >= at);
+        let at_once =
+            lately.map(|poured| poured.with.saturating_sub(poured.before)).max().unwrap_or(cost).max(at_once);
         let held = new.burst.max(at_once);
         let is_over =
             self.is_over_beyond_a_window(at, per, held) || self.is_over_within_a_window(at, per, held);

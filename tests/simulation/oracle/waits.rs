@@ -136,10 +136,10 @@ pub(crate) struct Arrival {
 }
 
 impl Requests {
-    /// Takes in a request. Its answer may be late by [`LATE`], or come within `floor`, where that is longer.
+    /// Takes in a request. It waits for so long, or `floor` where that is longer, and its answer may be late by [`LATE`].
     pub(crate) fn arrive(&mut self, at: u64, arrival: Arrival, floor: u64, faults: &Faults) {
         let Arrival { number, replica, takes, costs, own_wait, wait, waiting_max } = arrival;
-        let answered_within = wait.saturating_add(LATE).max(floor);
+        let answered_within = wait.max(floor).saturating_add(LATE);
         let stopped_before = faults.stopped_for(at, replica);
         let (connecting, connected_in, connected) = (None, 0, at);
         self.deadlines.push(Reverse((at.saturating_add(answered_within).saturating_add(1), number)));
