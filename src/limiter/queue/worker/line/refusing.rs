@@ -82,9 +82,14 @@ impl Worker {
         }
     }
 
-    /// Refuses the requests whose wait has ended, or ends before the store grants again.
+    /// Refuses the requests whose wait has ended, or ends before anything is granted again.
     pub(super) fn refuse_ended(&mut self, now: Moment, out: &mut Vec<Action>) {
-        let until = if let Link::Settling { opens, .. } = self.link { now.max(opens) } else { now };
+        let until = match self.link {
+            Link::Settling { opens, .. } => now.max(opens),
+            // Nothing that is granted without the store may be used in a pause.
+            Link::Away { .. } => self.pause.opens(now),
+            Link::Up { .. } | Link::Held { .. } => now,
+        };
         let mut lanes = std::mem::take(&mut self.lanes);
         for (key, lane) in &mut lanes {
             let ended = lane.queue.take_ended(until, |slot| self.is_due(slot, now));

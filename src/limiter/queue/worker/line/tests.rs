@@ -322,6 +322,19 @@ fn who_is_kept_back_by_a_pause_is_let_through_no_more_when_the_store_is_back() {
 }
 
 #[test]
+fn a_pause_without_the_store_refuses_at_once_who_waits_less_long() {
+    let mut core = Driven::new(OnStoreFailure::Allow);
+    let limiter = limits(OnStoreFailure::Allow, 10).refs[0].name.clone();
+    let pause = Paused { limiter, from: START, until: after(60_000) };
+    core.on(START, vec![arrival(0, "a", START), Event::Linked(Link::Held { epoch: 1, until: after(595) })]);
+    let away = Event::Linked(Link::Away { outage: 1 });
+    let actions = core.on(after(2), vec![Event::Paused(Some(pause)), away, arrival(1, "b", after(2))]);
+    assert_eq!(refused(&actions), [0, 1]);
+    let is_paused = |action: &Action| matches!(action, Action::Refuse(_, _, Refusal::Paused { .. }));
+    assert!(actions.iter().any(is_paused), "{actions:?}");
+}
+
+#[test]
 fn no_more_of_a_class_wait_than_may_while_the_store_cannot_be_asked() {
     let mut core = Driven(Worker::new(limits(OnStoreFailure::Local, 2), SECOND, START));
     core.on(START, vec![Event::Reporting(true)]);
