@@ -13,10 +13,11 @@ mod over;
 mod room;
 mod speed;
 mod waits;
+mod witnesses;
 
 use oracle::{
     Algorithm, Event, Excess, FaultKind, Finding, LimitModel, LimiterModel, Oracle, Policy, Scope, Settings,
-    State, What, Why,
+    State, What, Why, Witnesses,
 };
 
 /// A millisecond, a second.

@@ -2,7 +2,9 @@
 
 use crate::client::{Command, Why};
 use crate::fault::Kind;
-use crate::oracle::{self, Event, Excess, FaultKind, Finding, LimitModel, LimiterModel, Oracle, Policy};
+use crate::oracle::{
+    self, Event, Excess, FaultKind, Finding, LimitModel, LimiterModel, Oracle, Policy, What, Witnesses,
+};
 use crate::plan::{Algorithm, Limiter, Plan};
 
 const MILLI: u64 = 1_000;
@@ -40,6 +42,9 @@ pub struct Judge {
     unhealed: u64,
     /// True if the store's clock was stepped in these faults.
     has_stepped_unseen: bool,
+    witnesses: Witnesses,
+    /// How long a permit matters at most.
+    matters_for: u64,
     findings: Vec<Finding>,
 }
 
@@ -55,8 +60,14 @@ impl Judge {
         };
         let names: Vec<String> = plan.configurations[0].limiters.iter().map(|one| one.name.clone()).collect();
         let model = |limiter: &Limiter| model(limiter, plan, &names);
-        let configurations =
+        let configurations: Vec<Vec<LimiterModel>> =
             plan.configurations.iter().map(|one| one.limiters.iter().map(model).collect()).collect();
+        let limits = configurations.iter().flatten().flat_map(|limiter| &limiter.limits);
+        let matters_for = limits.map(|limit| match limit.algorithm {
+            oracle::Algorithm::TokenBucket { burst } => limit.per * burst.div_ceil(limit.rate).max(1),
+            _ => limit.per,
+        });
+        let matters_for = matters_for.max().unwrap_or_default() + LEASE;
         Judge {
             oracle: Oracle::new(settings),
             slow: Vec::new(),
@@ -69,13 +80,19 @@ impl Judge {
             started_alone: 0,
             unhealed: 0,
             has_stepped_unseen: false,
+            witnesses: Witnesses::default(),
+            matters_for,
             findings: Vec::new(),
             names,
         }
     }
 
     fn observe(&mut self, at: u64, event: &Event) {
-        self.findings.extend(self.oracle.observe(at, event));
+        let has_forgotten = self.witnesses.forgot_since(at.saturating_sub(self.matters_for));
+        self.findings.extend(self.oracle.observe(at, event).into_iter().map(|found| match found.what {
+            What::Over if has_forgotten => Finding { what: What::Forgotten, ..found },
+            _ => found,
+        }));
     }
 
     fn number(&self, limiter: &str) -> Option<u32> {
@@ -93,6 +110,9 @@ impl Judge {
     /// A configuration comes into force: in one replica, at its start or later, or, without one named, in all that run.
     pub fn configured(&mut self, at: u64, replica: Option<usize>, configuration: usize, is_start: bool) {
         let limiters = self.configurations[configuration].clone();
+        if let (Some(replica), true) = (replica, is_start) {
+            self.witnesses.started(at, replica);
+        }
         let is_cut_off = self.cut_off.iter().any(|(_, place)| replica == Some(*place));
         if is_start && (is_cut_off || !self.store_faults.is_empty()) {
             self.started_alone(at);
@@ -170,6 +190,10 @@ impl Judge {
             (kind.name(), kind.loses_knowledge(), kind.touches_store());
         if kind.hides_store() {
             self.store_faults.push(fault as u64);
+            self.witnesses.away(at);
+        }
+        if matches!(kind, Kind::Flush | Kind::RestartEmpty { .. } | Kind::RestartOlder { .. }) {
+            self.witnesses.lost(at);
         }
         let guard = self.configurations.iter().flatten().map(|limiter| limiter.guard).min();
         if matches!(kind, Kind::Slow { extra, .. } if Some(2 * extra) > guard) {
@@ -203,6 +227,9 @@ impl Judge {
         self.cut_off.retain(|(one, _)| *one != fault as u64);
         self.slow.retain(|one| *one != fault as u64);
         self.standing.retain(|one| *one != fault as u64);
+        if before > 0 && self.store_faults.is_empty() {
+            self.witnesses.back(at);
+        }
         if before > 0 && self.store_faults.is_empty() && std::mem::take(&mut self.has_stepped_unseen) {
             self.observe(at, &Event::ClockShown);
         }
@@ -295,6 +322,7 @@ impl Judge {
 
     /// A replica has ended.
     pub fn gone(&mut self, at: u64, replica: usize) {
+        self.witnesses.gone(at, replica);
         self.observe(at, &Event::ReplicaEnded { replica });
     }
 

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 pub(crate) enum What {
     /// A window holds more than its limit (permits in it; permits allowed).
     Over,
+    /// As [`What::Over`], where the store had lost its memory and no replica lived that knew what was granted before: nobody can promise more.
+    Forgotten,
     /// A request waited beyond its wait (microseconds; microseconds).
     Waited,
     /// More requests wait in one queue than may (requests; requests).

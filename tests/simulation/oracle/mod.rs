@@ -26,6 +26,7 @@ mod passage;
 mod room;
 mod usage;
 mod waits;
+mod witnesses;
 
 use std::collections::BTreeMap;
 
@@ -33,6 +34,7 @@ pub(crate) use event::{
     Algorithm, Event, Excess, FaultKind, LimitModel, LimiterModel, Policy, Scope, State, Why,
 };
 pub(crate) use finding::{Finding, What};
+pub(crate) use witnesses::Witnesses;
 
 use demand::Share;
 use faults::Faults;
