@@ -1,4 +1,4 @@
-//! Whether anybody lives who knows what a store granted before it lost its memory.
+//! Knowledge of what a store granted before it lost its memory, and its loss.
 
 use super::{S, Witnesses};
 

@@ -147,7 +147,8 @@ impl Members {
     /// have shares, too, which are rounded down.
     ///
     /// Invariant: the shares of all members sum up to no more than the whole. A change of the members makes shares larger only when
-    /// every member knows of it: until then each has the smaller one, and a new member none.
+    /// every member knows of it: until then each has the smaller one, and a new member none. A replica to which the store has not listed all
+    /// yet knows of no members, as before its first answer: what it takes is in addition.
     pub(in crate::limiter) fn share(&self, assumed: u64, strangers: u64) -> Share {
         let is_new = self.agreed.is_empty();
         if is_new && self.listed.as_ref().is_none_or(|listed| !listed.is_complete) {

@@ -21,7 +21,7 @@ struct Standstill {
     last_end: u64,
 }
 
-/// How long stalls are remembered: longer than any that plans have.
+/// How long a stall is remembered: for longer than a request may be late.
 const STALLS_KEPT: u64 = 60_000_000;
 
 /// A time in which a replica does nothing.

@@ -182,8 +182,7 @@ impl Bucket {
         }
         let late = lateness(new, per);
         let lately = self.poured.iter().rev().take_while(|poured| poured.at + late >= at);
-        let at_once =
-            lately.map(|poured| poured.with.saturating_sub(poured.before)).max().unwrap_or(cost).max(at_once);
+        let at_once = lately.map(|poured| poured.with.saturating_sub(poured.before)).fold(at_once, u64::max);
         let held = new.burst.max(at_once);
         let is_over =
             self.is_over_beyond_a_window(at, per, held) || self.is_over_within_a_window(at, per, held);

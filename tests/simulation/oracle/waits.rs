@@ -73,10 +73,10 @@ impl Request {
 
     /// Returns for how long its replica stalled after its wait and since its last connection.
     fn last_stalled(&self, at: u64, faults: &Faults) -> u64 {
-        let late = self.waited_with_stall(at, faults).saturating_sub(self.answered_within - LATE);
         if self.connecting.is_some() {
             return 0;
         }
+        let late = self.waited_with_stall(at, faults).saturating_sub(self.answered_within - LATE);
         faults.stalled_within(self.replica, (at - late).max(self.connected), at)
     }
 }

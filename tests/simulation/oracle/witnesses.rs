@@ -1,4 +1,4 @@
-//! Who of the fleet can tell a store that has lost its memory what was granted before.
+//! The replicas that can tell a store that has lost its memory what was granted before.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ const HEARD: u64 = 200_000;
 /// How long after its return a store has been told everything again.
 const TOLD: u64 = 1_000_000;
 
-/// What a replica knows of earlier grants.
+/// A replica's knowledge of earlier grants.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Knowledge {
     /// Nothing: it has not heard the store.

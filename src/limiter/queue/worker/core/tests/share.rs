@@ -1,4 +1,4 @@
-//! What is served while the store is away: pauses, and changed limits.
+//! Service while the store is away: pauses, and changed limits.
 
 use super::*;
 
