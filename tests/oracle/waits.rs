@@ -108,12 +108,12 @@ fn a_stall_counts_once_beside_a_connection_and_only_after_the_wait() {
     court.see(2_020 * MS, &Event::ReplicaStalled { replica: 0, until: 2_080 * MS });
     court.see(2_090 * MS, &Event::Connecting { request: first });
     court.see(2_090 * MS, &Event::Connecting { request: second });
-    court.see(2_500 * MS, &Event::Connected { request: first });
-    court.see(2_500 * MS, &Event::Connected { request: second });
-    court.see(2_510 * MS, &Event::ReplicaStalled { replica: 0, until: 2_550 * MS });
-    court.send(2_610 * MS, first);
+    court.see(2_100 * MS, &Event::Connected { request: first });
+    court.see(2_100 * MS, &Event::Connected { request: second });
+    court.see(2_110 * MS, &Event::ReplicaStalled { replica: 0, until: 2_150 * MS });
+    court.send(2_210 * MS, first);
     assert_eq!(court.whats(), [], "30 ms without a stall before its connection, 70 after it");
-    court.send(2_610 * MS + 1, second);
+    court.send(2_210 * MS + 1, second);
     assert_eq!(court.whats(), [What::Waited]);
 }
 
