@@ -91,9 +91,10 @@ impl CostQueue {
     }
 
     /// Returns how far from now a slot may lie: any request may get one that is booked now. No further than [`Self::take_overdue`] looks,
-    /// also where a deadline has passed: a slot beyond that is free, and its request would be refused all the same.
+    /// also where a deadline has passed: a slot beyond that is free, and its request would be refused all the same. So would one be whose
+    /// deadline was put off for a late slot beyond its end.
     pub(in crate::limiter) fn wait_left(&self, now: Moment) -> Option<Micros> {
-        let last = self.waiters.iter().map(|waiter| waiter.holder.deadline).max()?;
+        let last = self.waiters.iter().map(|waiter| waiter.holder.deadline.min(waiter.ends)).max()?;
         Some((last + DEADLINE_SLACK) - now)
     }
 

@@ -66,7 +66,8 @@ struct Moved {
     since: Moment,
     /// All of it, whichever way, but for what is slewing: by this a step is noticed.
     in_all: Micros,
-    /// Forward less back, in microseconds: by so much a step has moved the clock in the end.
+    /// Forward less back, in microseconds: by so much at most a step has moved the clock in the end. What was granted is moved with
+    /// it, and may be remembered later than it was, never earlier.
     forward: i64,
 }
 
@@ -106,17 +107,20 @@ impl ClockWatch {
             self.bounds = StoreClock { anchor, earliest, latest };
             return None;
         }
-        // The least size that the step can have.
+        // The least size that the step can have: one of both is zero.
         let forward = other.earliest(anchor) - known.latest(anchor);
         let back = known.earliest(anchor) - other.latest(anchor);
-        let (size, passed) = (forward.max(back), anchor - known.anchor);
+        let (size, passed) = (forward + back, anchor - known.anchor);
         let slewed = Micros(passed.0.saturating_mul(SLEWED_PER_MILLION) / 1_000_000);
         let is_lately = anchor - self.moved.since < SUMMED_FOR && self.moved.in_all > Micros::ZERO;
         let before = if is_lately { self.moved } else { Moved::none(anchor) };
         let moved = Moved {
             since: before.since,
             in_all: before.in_all + (size - slewed),
-            forward: before.forward.saturating_add(signed(forward)).saturating_sub(signed(back)),
+            forward: before
+                .forward
+                .saturating_add(signed(other.latest(anchor) - known.earliest(anchor)))
+                .saturating_sub(signed(back)),
         };
         let replaced = Due { at: anchor, time: known.earliest(anchor) };
         *self = ClockWatch { bounds: other, was_due: self.was_due.max(replaced), moved };
@@ -253,6 +257,18 @@ mod tests {
         let step = clock.learn(after(10_020), after(10_022), shown(10_021));
         let Some(Step::Back(by)) = step else { panic!("{step:?}") };
         assert!(by.0.abs_diff(3_600_000_000) < 15_000, "{by:?}");
+    }
+
+    #[test]
+    fn a_step_moves_what_was_granted_to_no_earlier_than_it_was() {
+        for step in [2000, -2000] {
+            let mut clock = ClockWatch::new(after(0), after(2), shown(1));
+            // Carried out at once, and read 30 ms later: this process stood still.
+            let stepped_by = |millis: u64| Micros(shown(millis).0.saturating_add_signed(1000 * step));
+            let told = clock.learn(after(10), after(40), stepped_by(10));
+            let granted = stepped(shown(5), told.expect("a step"));
+            assert!(granted >= stepped_by(5) && granted <= stepped_by(5 + 33), "{step}: {granted:?}");
+        }
     }
 
     #[test]

@@ -96,6 +96,21 @@ fn a_request_whose_slot_came_too_late_waits_no_longer_for_the_store_than_any_oth
 }
 
 #[test]
+fn a_slot_in_place_of_one_whose_answer_was_lost_is_not_booked_beyond_the_end_of_its_request() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(START, vec![arrival(0, START, 300)]);
+    // By its answer the store takes 450 ms, and the request waits for 595 ms in all.
+    let around = Around { latency: Micros::from_millis(450), ..around(after(450)) };
+    let mut actions = Vec::new();
+    core.0.on(vec![booked(after(450), &[shown(START)])], &around, &mut actions);
+    let Some(Action::Book(call)) = actions.iter().find(|action| matches!(action, Action::Book(_))) else {
+        panic!("{actions:?}")
+    };
+    let wait_max = Micros::from_millis(595 - 450) + DEADLINE_SLACK;
+    assert_eq!((call.lead, call.runs[0].wait_max), (Micros::ZERO, wait_max));
+}
+
+#[test]
 fn a_request_whose_slots_come_too_late_falls_back_by_one_slack_alone() {
     let mut core = Driven::new(OnStoreFailure::Local);
     core.on(START, vec![Event::Linked(Link::Away { outage: 1 })]);
