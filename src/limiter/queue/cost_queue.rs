@@ -49,6 +49,13 @@ pub(in crate::limiter) struct Waiter {
 }
 
 impl Waiter {
+    /// Puts the deadline off where its slot came too late, as another one comes no sooner than at a moment. All the same it waits no longer
+    /// than before.
+    pub(in crate::limiter) fn put_off(&mut self, next_slot: Moment) {
+        let last = self.ends.0.saturating_sub(DEADLINE_SLACK.0 + REFUSAL_MARGIN.0);
+        self.holder.deadline = self.holder.deadline.max(next_slot.min(Moment(last)));
+    }
+
     /// Returns the request as one that has just come, but for when it came.
     pub(in crate::limiter) fn into_arrival(self, costs: Costs) -> Arrival {
         let Holder { arrived, deadline, flow, .. } = self.holder;
@@ -91,10 +98,9 @@ impl CostQueue {
     }
 
     /// Returns how far from now a slot may lie: any request may get one that is booked now. No further than [`Self::take_overdue`] looks,
-    /// also where a deadline has passed: a slot beyond that is free, and its request would be refused all the same. So would one be whose
-    /// deadline was put off for a late slot beyond its end.
+    /// also where a deadline has passed: a slot beyond that is free, and its request would be refused all the same.
     pub(in crate::limiter) fn wait_left(&self, now: Moment) -> Option<Micros> {
-        let last = self.waiters.iter().map(|waiter| waiter.holder.deadline.min(waiter.ends)).max()?;
+        let last = self.waiters.iter().map(|waiter| waiter.holder.deadline).max()?;
         Some((last + DEADLINE_SLACK) - now)
     }
 

@@ -64,8 +64,12 @@ impl Latency {
         Micros(self.took.0.checked_shr(seconds).unwrap_or_default())
     }
 
-    fn observe(&mut self, took: Micros, now: Moment) {
-        *self = Latency { took: Micros(self.at(now).0 / 8 * 7).max(took), at: now };
+    /// Takes in an answer, and how long it took. `most` is what one that came after its time says of the next at most, `slow` what it says
+    /// alone: a single one may have been lost, and waiting for as long would help nobody.
+    fn observe(&mut self, took: Micros, slow: Micros, most: Micros, now: Moment) {
+        let before = self.at(now);
+        let counted = if before < slow && took >= most { slow } else { took.min(most) };
+        *self = Latency { took: Micros(before.0 / 8 * 7).max(counted), at: now };
     }
 }
 
@@ -158,8 +162,7 @@ impl CallPlace<'_> {
         let (took, gate) = (ended - sent, self.gate);
         let mut window = gate.window();
         if is_answered {
-            // One that came after its time says nothing about the next.
-            window.latency.observe(took.min(gate.timeout), ended);
+            window.latency.observe(took, gate.slow, gate.timeout, ended);
         }
         if took >= gate.slow {
             if sent >= window.shrunk {
@@ -229,11 +232,10 @@ mod tests {
         assert_eq!(answered(64, start), Micros::from_millis(64));
         assert_eq!(answered(1, start), Micros::from_millis(56));
         assert_eq!(gate.latency(start + Micros::from_millis(2000)), Micros::from_millis(14));
-        assert_eq!(
-            answered(5000, start),
-            TIMEOUT,
-            "one that came after its time says nothing about the next"
-        );
+        assert_eq!(answered(5000, start), TIMEOUT, "one after its time");
+        let later = start + Micros::from_millis(20_000);
+        assert_eq!(answered(5000, later), Micros(TIMEOUT.0 / 4), "one alone may have been lost");
+        assert_eq!(answered(5000, later), TIMEOUT, "two have not");
     }
 
     #[test]

@@ -119,8 +119,7 @@ impl Worker {
             let clock = around.clock_of(slot.source);
             let is_late = slot.is_late(&clock, now, self.limits.guard);
             if is_late && (first.holder.late < LATE_MAX || has_been_late) {
-                // Another slot comes no sooner than an answer.
-                first.holder.deadline = first.holder.deadline.max(now + around.latency);
+                first.put_off(now + around.latency);
                 first.holder.late += u8::from(!has_been_late);
                 has_been_late = true;
                 out.push(Action::CountLate(slot.lateness(&clock, now)));

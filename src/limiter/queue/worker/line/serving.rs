@@ -117,8 +117,7 @@ impl Worker {
         let Some((slot, first)) = lane.queue.take_slot() else { return false };
         let clock = around.clock_of(slot.source);
         if slot.is_late(&clock, now, guard) && (first.holder.late < LATE_MAX || late.contains(key)) {
-            // Another slot comes no sooner than an answer.
-            first.holder.deadline = first.holder.deadline.max(now + around.latency);
+            first.put_off(now + around.latency);
             first.holder.late += u8::from(late.insert(key.clone()));
             lane.tell(now);
             out.push(Action::CountLate(slot.lateness(&clock, now)));
