@@ -87,6 +87,17 @@ impl TestStore {
         redis::cmd("FLUSHALL").exec(&mut self.connection).unwrap();
     }
 
+    /// Returns how much of a processor the server has used. Other than the time that passes, this knows nothing of what else is running.
+    fn processor_time(&mut self) -> Duration {
+        let info: String = redis::cmd("INFO").arg("cpu").query(&mut self.connection).unwrap();
+        let seconds = |field| -> f64 {
+            let line =
+                info.lines().find_map(|line| line.strip_prefix(field)).expect("a field of every Redis");
+            line.trim().parse().expect("a number")
+        };
+        Duration::from_secs_f64(seconds("used_cpu_user:") + seconds("used_cpu_sys:"))
+    }
+
     /// Makes a call that is never repeated.
     fn reserve(&mut self, context: &Context<'_>, limiter_refs: &[LimiterRef], call: &Call) -> Answer {
         self.reserve_numbered(context, limiter_refs, call, 0)
