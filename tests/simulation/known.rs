@@ -24,12 +24,13 @@ const COMPARED: u64 = 10;
 const SEEDS: u64 = 100;
 
 /// Runs in which nothing is found: without faults, and with all of them, of queues whose slots are dealt.
-const CLEAN: [(Mix, u64); 3] = [(Mix::Calm, 12), (Mix::Share, 12), (Mix::Tokens, 10)];
+const CLEAN: [(Mix, u64); 4] = [(Mix::Calm, 12), (Mix::Share, 12), (Mix::Tokens, 10), (Mix::Losses, 10)];
 
 /// Seeds that found something once, each for a cause that no small test shows whole: answers that are lost on one connection, a probe over a
-/// dead one, limits that change in an outage, slots that are lost behind a wait, a pause that meets a burst, a resume in an outage, and (of the
-/// simulation itself) a frozen server that was restarted and went on standing still.
-const MENDED: [(Mix, u64); 8] = [
+/// dead one, limits that change in an outage, slots that are lost behind a wait, a pause that meets a burst, a resume in an outage, a lost
+/// answer at the end of a wait, a clock that is stepped by more than a window while replicas stall, and (of the simulation itself) a frozen
+/// server that was restarted and went on standing still.
+const MENDED: [(Mix, u64); 11] = [
     (Mix::Random, 800_012),
     (Mix::Random, 800_102),
     (Mix::Random, 1_000_720),
@@ -38,6 +39,9 @@ const MENDED: [(Mix, u64); 8] = [
     (Mix::Share, 30_011),
     (Mix::Share, 810_100),
     (Mix::Share, 840_081),
+    (Mix::Random, 9_001_404),
+    (Mix::Dense, 9_710_838),
+    (Mix::Dense, 9_712_110),
 ];
 
 /// The first runs of a mix.

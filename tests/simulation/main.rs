@@ -48,6 +48,7 @@ enum MixName {
     Calm,
     Share,
     Tokens,
+    Losses,
 }
 
 impl From<MixName> for Mix {
@@ -59,6 +60,7 @@ impl From<MixName> for Mix {
             MixName::Calm => Mix::Calm,
             MixName::Share => Mix::Share,
             MixName::Tokens => Mix::Tokens,
+            MixName::Losses => Mix::Losses,
         }
     }
 }

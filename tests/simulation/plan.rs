@@ -31,11 +31,13 @@ pub enum Mix {
     Share,
     /// Everything, with two limiters of one route that have costs of their own, most of which are settled by the response.
     Tokens,
+    /// Everything, and the only faults are that the store loses its memory right after a replica, or all, were cut off from it, or hear it late.
+    Losses,
 }
 
 impl Mix {
     fn is_random(self) -> bool {
-        matches!(self, Mix::Random | Mix::Dense | Mix::Share | Mix::Tokens)
+        matches!(self, Mix::Random | Mix::Dense | Mix::Share | Mix::Tokens | Mix::Losses)
     }
 }
 
@@ -144,6 +146,7 @@ impl Plan {
     pub fn draw(seed: u64, mix: Mix) -> Plan {
         let mut rng = Rng::with_seed(seed);
         let replicas = if mix == Mix::Standard { 3 } else { rng.usize(1..=5).min(rng.usize(1..=5) + 1) };
+        let replicas = if mix == Mix::Losses { replicas.max(2) } else { replicas };
         let mut limiters: Vec<Limiter> = Vec::new();
         let count = match mix {
             Mix::Random | Mix::Dense => [1, 1, 1, 2, 2, 3][rng.usize(..6)],
@@ -157,7 +160,7 @@ impl Plan {
             let (first, second) = limiters.split_at_mut(1);
             second[0].serve_with(&mut first[0]);
         }
-        let is_quiet = mix.is_random() && mix != Mix::Dense && rng.u8(..3) == 0;
+        let is_quiet = mix.is_random() && !matches!(mix, Mix::Dense | Mix::Losses) && rng.u8(..3) == 0;
         let routes = draw_routes(&limiters, mix, is_quiet, &mut rng);
         if mix == Mix::Share {
             let limiter = &mut limiters[0];
@@ -189,6 +192,7 @@ impl Plan {
         let end = begin + length;
         let faults = match mix {
             Mix::Calm => Vec::new(),
+            Mix::Losses => draw_losses(replicas, (begin, end), &mut rng),
             _ => draw_faults(replicas, &configurations, (begin, end), &pace, &mut rng),
         };
         // A replica that stands still for long has all its requests to answer afterwards.
@@ -412,8 +416,11 @@ fn draw_routes(limiters: &[Limiter], mix: Mix, is_quiet: bool, rng: &mut Rng) ->
         let pace = |limit: &Limit| limit.rate as f64 * SECOND as f64 / limit.per as f64;
         let pace = set.iter().flat_map(|one| &one.limits).map(pace).fold(f64::INFINITY, f64::min);
         // Where there is no demand, nobody can say what is not used.
-        let factor =
-            if is_random && !is_quiet { [0.1, 0.5, 1.0, 1.5, 3.0, 3.0][rng.usize(..6)] } else { 3.0 };
+        let factor = if is_random && !is_quiet && mix != Mix::Losses {
+            [0.1, 0.5, 1.0, 1.5, 3.0, 3.0][rng.usize(..6)]
+        } else {
+            3.0
+        };
         let costly = set.iter().skip(usize::from(has_own_costs));
         let smallest = costly.flat_map(|one| &one.limits).map(cost_max).min().unwrap_or(1);
         // Without faults too, some have costs, and clients that leave or are in haste.
@@ -495,6 +502,29 @@ impl Pace {
             }
         }
     }
+}
+
+/// Draws losses of the store's memory, each right after it became harder to hear the store.
+fn draw_losses(replicas: usize, (begin, end): (u64, u64), rng: &mut Rng) -> Vec<Fault> {
+    let mut faults: Vec<Fault> = Vec::new();
+    let mut at = begin + rng.u64(2 * SECOND..6 * SECOND);
+    while at < end {
+        let (replica, lasts) = (rng.usize(..replicas), rng.u64(SECOND..4 * SECOND));
+        let (kind, within) = match rng.u8(..4) {
+            0 => (Kind::CutOff { replica, lasts }, 500 * MILLI),
+            1 => (Kind::Break { replica: Some(replica), lasts }, 500 * MILLI),
+            2 => (Kind::Break { replica: None, lasts: lasts * 2 }, 500 * MILLI),
+            _ => {
+                (Kind::Slow { replica: Some(replica), extra: rng.u64(50 * MILLI..300 * MILLI), lasts }, lasts)
+            }
+        };
+        let kind_of_loss =
+            if rng.bool() { Kind::Flush } else { Kind::RestartEmpty { down: rng.u64(..5 * MILLI) } };
+        faults.push(Fault { at, kind });
+        faults.push(Fault { at: at + rng.u64(MILLI..within), kind: kind_of_loss });
+        at += lasts + rng.u64(2 * SECOND..6 * SECOND);
+    }
+    faults
 }
 
 fn draw_faults(
