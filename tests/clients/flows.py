@@ -1,4 +1,4 @@
-"""What takes several requests, with SDKs for Python: pages, uploads, redirects, signatures. Each returns "ok", or raises.
+"""Flows of several requests, with SDKs for Python: pages, uploads, redirects, signatures. Each returns "ok", or raises.
 
 The stubs refuse calls of pages and uploads without the credential that weir holds, so a link past weir ends a flow.
 """

@@ -44,7 +44,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- regexFind "[0-9]+$" .address -}}
 {{- end -}}
 
-{{- /* What the chart needs of the configuration, as JSON: the ports, and how long a pod takes to end. */ -}}
+{{- /* The facts of the configuration that the chart needs, as JSON: the ports, and how long a pod takes to end. */ -}}
 {{- define "weir.facts" -}}
 {{- $config := fromYaml .Values.config -}}
 {{- if hasKey $config "Error" -}}{{- fail (printf "config: %s" $config.Error) -}}{{- end -}}
