@@ -149,6 +149,21 @@ fn a_request_that_comes_in_a_stall_waits_as_a_reload_in_that_stall_says() {
 }
 
 #[test]
+fn a_request_that_comes_while_its_replica_is_stopped_waits_as_a_reload_says_that_is_read_before_it_goes_on() {
+    let mut court = court();
+    court.see(0, &Event::ReplicaStopped { replica: 0 });
+    let first = court.arrive(S, 1);
+    let elsewhere = court.arrive_at(S, 1, &[STATE], 1, None);
+    let longer = LimiterModel { wait_max: Some(3 * S), ..limiter(&[sliding(1000, S)]) };
+    court.see(2 * S, &Event::Configured { replica: None, limiters: vec![longer] });
+    court.see(9 * S, &Event::ReplicaContinued { replica: 0 });
+    court.send(9 * S, elsewhere);
+    assert_eq!(court.whats(), [What::Waited], "the other replica had seen its request before");
+    court.send(12_100 * MS, first);
+    assert_eq!(court.whats(), []);
+}
+
+#[test]
 fn a_request_that_waits_for_its_connection_waits_in_no_queue() {
     let mut court = court();
     let requests: Vec<u64> = (0..3).map(|_| court.arrive(0, 1)).collect();

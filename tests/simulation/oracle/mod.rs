@@ -173,7 +173,7 @@ impl Oracle {
                 let gone = self.limiters.configure(at, self.settings.lease, *replica, limiters);
                 self.drop_limiters(&gone);
                 let limiters = &self.limiters;
-                self.requests.reconfigure(at, |takes| {
+                self.requests.reconfigure(at, &self.faults, |takes| {
                     let enforced = takes.iter().filter_map(|(key, _)| limiters.enforced(key.state.limiter));
                     enforced.map(|limiter| limiter.model.wait_max.unwrap_or(0)).min().unwrap_or(0)
                 });

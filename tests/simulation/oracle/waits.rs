@@ -166,10 +166,10 @@ impl Requests {
         self.requests.insert(number, request);
     }
 
-    /// Takes in that limiters have changed; `waits` is how long a request may wait by those that it takes permits from. One that came in
-    /// a stall that goes on is seen by the new limiters, or was by the old ones.
-    pub(crate) fn reconfigure(&mut self, at: u64, waits: impl Fn(&Takes) -> u64) {
-        for request in self.requests.values_mut().filter(|request| request.seen > at) {
+    /// Takes in that limiters have changed; `waits` is how long a request may wait by those that it takes permits from. One that came
+    /// while its replica stood still, as it does yet, is seen by the new limiters, or was by the old ones.
+    pub(crate) fn reconfigure(&mut self, at: u64, faults: &Faults, waits: impl Fn(&Takes) -> u64) {
+        for request in self.requests.values_mut().filter(|request| request.waited(at, faults) == 0) {
             let longer = waits(&request.takes).min(request.own_wait).saturating_sub(request.wait);
             request.wait += longer;
             request.answered_within = request.answered_within.max(request.wait.saturating_add(LATE));
