@@ -322,7 +322,7 @@ async fn replicas_know_each_other_and_divide_a_limit_by_their_number() {
 
 #[tokio::test]
 async fn each_minute_without_the_store_is_logged_with_the_limiters_concerned() {
-    let _lane = lane::shared().await;
+    // Without a place in the lane, of which it would keep the tests of other kinds for a minute: it waits, judges no instant and makes no load.
     let upstream = Upstream::start();
     let store = format!("{{redis: {{url: \"redis://127.0.0.1:{}\"}}}}", closed_port());
     let limiters = [
