@@ -11,9 +11,10 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
-use x509_parser::certificate::X509Certificate;
-use x509_parser::extensions::GeneralName;
-use x509_parser::prelude::FromDer;
+use x509_cert::certificate::{CertificateInner, Raw};
+use x509_cert::der::asn1::AnyRef;
+use x509_cert::der::oid::ObjectIdentifier;
+use x509_cert::der::{Decode, Tag, Tagged};
 
 use crate::config::model::{ServerTls, SubjectName};
 use crate::proxy::error::ProxyBuildError;
@@ -78,19 +79,28 @@ impl Acceptor {
 /// Returns the subject alternative names of a verified certificate, in order, of the kinds that can identify a client. A certificate
 /// that cannot be parsed has none.
 fn subject_names(certificate: &[u8]) -> Vec<SubjectName> {
-    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
-    let Ok(Some(extension)) = certificate.subject_alternative_name() else { return Vec::new() };
-    extension.value.general_names.iter().filter_map(subject_name).collect()
+    /// `id-ce-subjectAltName` of RFC 5280, 4.2.1.6.
+    const SUBJECT_ALTERNATIVE_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.17");
+    let Ok(certificate) = CertificateInner::<Raw>::from_der(certificate) else { return Vec::new() };
+    let mut extensions = certificate.tbs_certificate().extensions().into_iter().flatten();
+    let Some(extension) = extensions.find(|extension| extension.extn_id == SUBJECT_ALTERNATIVE_NAME) else {
+        return Vec::new();
+    };
+    let names = Vec::<AnyRef<'_>>::from_der(extension.extn_value.as_bytes()).unwrap_or_default();
+    names.into_iter().filter_map(subject_name).collect()
 }
 
-fn subject_name(name: &GeneralName<'_>) -> Option<SubjectName> {
-    match name {
-        GeneralName::DNSName(name) => Some(SubjectName::dns(name)),
-        GeneralName::URI(uri) => Some(SubjectName::Uri((*uri).to_owned())),
-        GeneralName::RFC822Name(address) => Some(SubjectName::Email((*address).to_owned())),
-        GeneralName::IPAddress(bytes) => {
-            let v4 = <[u8; 4]>::try_from(*bytes).ok().map(IpAddr::from);
-            v4.or_else(|| <[u8; 16]>::try_from(*bytes).ok().map(IpAddr::from)).map(SubjectName::Ip)
+/// Reads one `GeneralName` of RFC 5280, 4.2.1.6. Other kinds are passed over.
+fn subject_name(name: AnyRef<'_>) -> Option<SubjectName> {
+    let Tag::ContextSpecific { constructed: false, number } = Tagged::tag(&name) else { return None };
+    let text = || str::from_utf8(name.value()).ok();
+    match number.value() {
+        1 => Some(SubjectName::Email(text()?.to_owned())),
+        2 => Some(SubjectName::dns(text()?)),
+        6 => Some(SubjectName::Uri(text()?.to_owned())),
+        7 => {
+            let v4 = <[u8; 4]>::try_from(name.value()).ok().map(IpAddr::from);
+            v4.or_else(|| <[u8; 16]>::try_from(name.value()).ok().map(IpAddr::from)).map(SubjectName::Ip)
         }
         _ => None,
     }
