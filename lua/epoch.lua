@@ -5,9 +5,10 @@
 -- without it. Either begins an epoch: every slot of an earlier one is void, nothing is granted until the epoch opens, by when each
 -- replica has heard of it, and replicas report what the server cannot know. What nobody has reported is charged: recovery.lua.
 --
--- Stored as { id, run, begun, kept_until, resets, pauses, memory, silent_from, version, members, opens, unused_from }:
+-- Stored as { id, run, begun, kept_until, resets, pauses, memory, silent_from, version, members, opened, unused_from }:
 --   id           the instant of the beginning, or more, so that it never comes twice
---   opens        when it opens; 0 while no caller has shown that it got an answer of the epoch: until then the server may be away
+--   kept_until   until when the key lives: longer than every state of the server's memory, whichever epoch it was written in
+--   opened       when it opens; 0 while no caller has shown that it got an answer of the epoch: until then the server may be away
 --   memory       the first epoch of the server's present memory
 --   silent_from  when a replica last heard the server before the epoch began
 --   unused_from  bookings of an earlier epoch from this instant on were not used by anybody; 0: that is not known
@@ -41,8 +42,7 @@ do
     local is_whole = epoch.id >= known_epoch and now >= epoch.begun and (run == "" or run == epoch.run)
     if is_whole then
       if epoch.opened == 0 and known_epoch == epoch.id then
-        -- It is written with this call.
-        epoch.opened, epoch.kept_until = now + settle, 0
+        epoch.opened, epoch.is_changed = now + settle, true
       end
       epoch.opens = epoch.opened > 0 and epoch.opened or now + settle
       local members, heard, has_others = epoch.members, 0, false
@@ -56,16 +56,18 @@ do
     return Epoch.begin(epoch, key, now, known_epoch, run, settle, not is_whole)
   end
 
-  -- Makes the key of an epoch outlive a state that expires at an instant. Writes it now and then, or each time if `always`.
+  -- Makes the key of an epoch outlive a state that expires at an instant, and, as before, those of the epochs before. Writes it now and then,
+  -- if it has changed, or each time if `always`.
   local function keep(key, epoch, now, expires, always)
     -- How long the key outlives every state at most; half as long at least.
     local KEPT = 30000000
     local least = max(now, expires, epoch.opens) + KEPT / 2
     if epoch.kept_until < least then
       epoch.kept_until = least + KEPT / 2
-    elseif not always then
+    elseif not (always or epoch.is_changed) then
       return
     end
+    epoch.is_changed = nil
     local row = {
       epoch.id, epoch.run, epoch.begun, epoch.kept_until, epoch.resets, epoch.pauses, epoch.memory, epoch.silent_from, epoch.version,
       epoch.members, epoch.opened, epoch.unused_from,
@@ -87,8 +89,9 @@ do
     local function begin(before, key, now, known, run, settle, is_lost)
       local id = max(now, known + 1, before and before.id + 1 or 0)
       local epoch = {
-        id = id, run = run, begun = now, opened = 0, opens = now + settle, kept_until = 0, resets = {}, pauses = {}, memory = id,
-        silent_from = now, unused_from = 0, version = before and before.version or 0, members = before and before.members or {}, key = key,
+        id = id, run = run, begun = now, opened = 0, opens = now + settle, kept_until = before and before.kept_until or 0, resets = {},
+        pauses = {}, memory = id, silent_from = now, unused_from = 0, version = before and before.version or 0,
+        members = before and before.members or {}, key = key, is_changed = true,
       }
       if not before then return epoch end
       local resets, pauses, members, heard, counted = before.resets, before.pauses, before.members, 0, 0

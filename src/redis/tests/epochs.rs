@@ -6,6 +6,7 @@ use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::Answer;
+use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer, Member, Reported, Reports};
 use crate::limiter::model::pause::PauseByHand;
 use crate::redis::tests::START;
@@ -68,6 +69,36 @@ fn the_keys_of_an_epoch_live_as_long_as_what_they_tell_of() {
     let moved = fleet.send(SECOND + 100_000, &heartbeat).moved.unwrap();
     assert_eq!(moved.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a"]);
     assert!((10..=60).contains(&lives_for(&mut fleet, "p:moved")));
+}
+
+/// All replicas may be away behind it for as long as a state matters.
+#[test]
+fn an_epoch_behind_a_silence_lives_as_long_as_the_states_of_the_one_before() {
+    let mut fleet = new_fleet();
+    let rule = Rule { window: Micros(3600 * SECOND), ..fleet.limiter_ref.rules[0].clone() };
+    fleet.limiter_ref.rules = [rule].into();
+    let first = fleet.begin(0);
+    let reported = Reported { memory: first, epoch: first };
+    for after in (0..=SECOND).step_by(200_000) {
+        for replica in [1, 2] {
+            beat(&mut fleet, after, replica, first, reported);
+        }
+    }
+    fleet.ask(SECOND, first, 10);
+    let second = beat(&mut fleet, 3 * SECOND, 1, first, reported).epoch;
+    assert!(second.id > first && second.memory == first, "{second:?}");
+    for after in (3 * SECOND..5 * SECOND).step_by(200_000) {
+        for replica in [1, 2] {
+            beat(&mut fleet, after, replica, second.id, Reported { epoch: second.id, ..reported });
+        }
+    }
+    let lives = [STATE, "p:epoch", "p:live"].map(|key| lives_for(&mut fleet, key));
+    assert!(lives[0] >= 3600 && lives[1..].iter().all(|own| *own >= lives[0]), "{lives:?}");
+    assert_eq!(
+        fleet.ask(5 * SECOND, second.id, 1).epoch,
+        Epoch { now: Micros(START + 5 * SECOND), settles_until: None, ..second }
+    );
+    assert_eq!(fleet.available(5 * SECOND), 0);
 }
 
 #[test]
