@@ -68,7 +68,7 @@ impl Waiter {
 pub(in crate::limiter) struct CostQueue {
     waiters: VecDeque<Waiter>,
     slots: VecDeque<Slot>,
-    /// The number of requests, from the first on, that were notified that their slot is near.
+    /// The number of requests, from the first on, of which none is to be notified any more that its slot is near.
     approached: usize,
     /// The number of slots asked for in place of lost ones, and not answered yet: by the next call, or by one under way. The worker's core
     /// keeps the account of which, in the same steps.
@@ -119,13 +119,16 @@ impl CostQueue {
         self.waiters.push_back(waiter);
     }
 
-    /// Puts back a request that has had its turn, before all that arrived later.
-    pub(in crate::limiter) fn join_again(&mut self, waiter: Waiter) {
+    /// Adds a request before all that arrived later: one that has had its turn, or that others have overtaken on their way here.
+    pub(in crate::limiter) fn join_in_order(&mut self, waiter: Waiter) {
         self.expect_end(waiter.ends);
-        let is_earlier = |other: &&Waiter| other.holder.arrived <= waiter.holder.arrived;
-        let place = self.waiters.iter().take_while(is_earlier).count();
+        let place = self.waiters.partition_point(|other| other.holder.arrived <= waiter.holder.arrived);
+        if waiter.stage == Stage::Approached && place <= self.approached {
+            self.approached += 1;
+        } else {
+            self.approached = self.approached.min(place);
+        }
         self.waiters.insert(place, waiter);
-        self.approached += usize::from(place <= self.approached);
     }
 
     /// Adds a slot, in order of time.
@@ -349,10 +352,11 @@ impl CostQueue {
         }
     }
 
-    /// Returns when the next request must be notified.
+    /// Returns when the next request must be notified. One that does not know yet that it waits learns that before.
     pub(in crate::limiter) fn next_approach(&self) -> Option<Moment> {
-        let is_next = self.approached < self.waiters.len().min(APPROACHING_MAX);
-        self.slots.get(self.approached).filter(|_| is_next).map(|slot| slot.due - APPROACH)
+        let next = self.waiters.get(self.approached).filter(|_| self.approached < APPROACHING_MAX)?;
+        let slot = self.slots.get(self.approached).filter(|_| next.stage != Stage::Asking)?;
+        Some(slot.due - APPROACH)
     }
 
     /// Gives a place to the requests that do not know yet that they have to wait: the last ones, from the end on. Each has an answer of its

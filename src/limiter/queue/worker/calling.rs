@@ -1,6 +1,7 @@
 //! Makes calls to the store, and takes in what their answers tell beside the slots: the epoch, pauses, the ledger's entries.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use futures_util::future::FutureExt;
 use tokio::time::timeout;
@@ -62,8 +63,12 @@ impl Worker {
         let (queue, siblings) = (self.queue.clone(), self.siblings.clone());
         let since = self.core.first_asked().unwrap_or(around.now);
         let outage = self.core.outage();
+        let is_sent = self.calling.begin();
         self.calling.under_way = Some(Box::pin(async move {
             let place = session.gate.enter(since).await;
+            // Not before: while it waits there, arrivals wake the worker, which looks at when their waits end.
+            is_sent.store(true, Ordering::Relaxed);
+            queue.set_calling();
             let made = MadeCall { call, limiter_refs, at: session.moment() };
             if is_vain(&session, outage) {
                 return (made, Outcome::NotMade);
@@ -96,14 +101,14 @@ impl Worker {
                 let epoch = Epoch { now: answer.now, ..answer.epoch };
                 let (known, _) =
                     self.session.on(SessionEvent::Answered { sent: made.at, epoch }, self.session.moment());
-                self.events.extend([Event::Linked(known.link), Event::PutBack]);
+                self.events.extend([Event::Linked(known.link), Event::PutBack { is_unsent: false }]);
                 self.take_late((made, Outcome::Answered(answer)));
             }
             Outcome::Answered(answer) => self.take_answer(&made, answer),
             Outcome::Failed(failure) => self.take_failure(made, failure),
             Outcome::NotMade => {
                 let link = self.session.known(self.session.moment()).link;
-                self.events.extend([Event::Linked(link), Event::PutBack]);
+                self.events.extend([Event::Linked(link), Event::PutBack { is_unsent: true }]);
                 self.take_late((made, outcome));
             }
         }
@@ -119,11 +124,11 @@ impl Worker {
         self.own_fault.answered();
         self.events.push(Event::Linked(known.link));
         if epoch.id < known.epoch_least {
-            return self.events.push(Event::PutBack);
+            return self.events.push(Event::PutBack { is_unsent: false });
         }
         self.observe_pauses(made.at, answer.now, &answer.paused, known.clock);
         if epoch.settles_until.is_some() {
-            return self.events.push(Event::PutBack);
+            return self.events.push(Event::PutBack { is_unsent: false });
         }
         if self.session.store.may_fail() {
             self.session.ledger().record(&made.limiter_refs, &made.call, &answer);

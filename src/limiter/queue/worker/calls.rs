@@ -2,6 +2,7 @@
 
 use std::future::pending;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::FuturesUnordered;
@@ -50,6 +51,8 @@ pub(super) struct Calling {
     /// The limiters as of the next call.
     pub(super) limiter_refs: Arc<[LimiterRef]>,
     pub(super) under_way: Option<CallInFlight>,
+    /// True from when the latest call had its turn to be sent.
+    is_sent: Arc<AtomicBool>,
     /// The news of heartbeats beside the answers.
     pub(super) hearing: Hearing,
     /// Calls that were given up and may still complete.
@@ -74,7 +77,8 @@ impl Calling {
     pub(super) fn new(queue: &Queue) -> Calling {
         let limiter_refs = shared::limiter_refs(&queue.instances);
         let late = FuturesUnordered::new();
-        Calling { limiter_refs, under_way: None, hearing: Hearing::default(), late, warned: None }
+        let (is_sent, hearing) = (Arc::default(), Hearing::default());
+        Calling { limiter_refs, under_way: None, is_sent, hearing, late, warned: None }
     }
 
     /// Takes on the limits as configured now.
@@ -89,6 +93,17 @@ impl Calling {
 
     pub(super) fn is_under_way(&self) -> bool {
         self.under_way.is_some()
+    }
+
+    /// Begins a call, and returns what tells that it was sent.
+    pub(super) fn begin(&mut self) -> Arc<AtomicBool> {
+        self.is_sent = Arc::default();
+        Arc::clone(&self.is_sent)
+    }
+
+    /// Returns whether the store, or its answer, is waited for: a call is under way, and was sent.
+    pub(super) fn is_at_store(&self) -> bool {
+        self.is_under_way() && self.is_sent.load(Ordering::Relaxed)
     }
 
     /// Returns the call under way, and those that were given up.

@@ -87,7 +87,10 @@ pub(in crate::limiter) enum Event {
     },
     /// The store grants nothing yet, or answered in an epoch that is over: the call booked nothing that may be used. What it was made for
     /// goes with the next call, at once where the link allows one.
-    PutBack,
+    PutBack {
+        /// True if the call was not sent, so that it has given back nothing.
+        is_unsent: bool,
+    },
     /// The call has failed, and the next one waits for a heartbeat. If it was not sent, it has given back nothing.
     Failed {
         /// The permits that an unsent call was to give back, and the generations under which it was booked.

@@ -276,7 +276,7 @@ impl Worker {
             Event::Answered { answer, refusal_budget, sent } => {
                 self.answered(&answer, (refusal_budget, sent), around, out);
             }
-            Event::PutBack => self.put_back_call(),
+            Event::PutBack { .. } => self.put_back_call(),
             Event::Failed { unsent } => self.failed(unsent),
             Event::AnsweredLate(holdings, generations) => {
                 let holdings = holdings.into_iter().map(|holding| (holding, generations.clone()));

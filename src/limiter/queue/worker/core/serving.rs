@@ -58,7 +58,7 @@ impl Worker {
     ) {
         let ends = |asked, deadline| self.ends(asked, deadline);
         let waiter = waiter_again(&slot, (request, holder, why), ends, now);
-        self.cost_queues.entry(cost).or_default().join_again(waiter);
+        self.cost_queues.entry(cost).or_default().join_in_order(waiter);
         if why == Unusable::Unheard && is_current(slot.source, self.link, self.owed.epoch) {
             return self.cost_queues.entry(cost).or_default().hold(slot);
         }

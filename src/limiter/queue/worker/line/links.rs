@@ -35,7 +35,7 @@ impl Worker {
                 }
                 self.tell_all(now);
                 if self.calls.under_way.is_some() {
-                    self.put_back_call(now);
+                    self.put_back_call(false, now);
                     out.push(Action::Abandon);
                 }
                 out.push(Action::BeginOutage);
@@ -49,6 +49,9 @@ impl Worker {
         if epoch != self.owed.epoch {
             self.owed.epoch = epoch;
             self.owed.unused.clear();
+            if let Some(sent) = &mut self.calls.under_way {
+                sent.unused.clear();
+            }
             self.lose(|slot| matches!(slot.source, Source::Store(_)), now);
         }
         self.calls.told = Told::default();
@@ -66,10 +69,13 @@ impl Worker {
         }
     }
 
-    /// Lets the lanes of the call under way be told of again.
-    pub(super) fn put_back_call(&mut self, now: Moment) {
+    /// Lets the lanes of the call under way be told of again. Its slots are given back again only if it was not sent: a permit that is given
+    /// back twice is another's. Those that the store may have taken back count as used.
+    pub(super) fn put_back_call(&mut self, is_unsent: bool, now: Moment) {
         let Some(Sent { wants, unused, .. }) = self.calls.under_way.take() else { return };
-        unused.into_iter().rev().for_each(|unneeded| self.owed.unused.push_front(unneeded));
+        if is_unsent {
+            unused.into_iter().rev().for_each(|unneeded| self.owed.unused.push_front(unneeded));
+        }
         for want in wants {
             if let Some(lane) = self.lanes.get_mut(&want.key) {
                 lane.tell(now);
@@ -79,15 +85,11 @@ impl Worker {
         }
     }
 
-    /// Takes in that the call under way has failed. It is not known whether it has given back its slots, so they count as used, unless
-    /// the store was not asked at all.
+    /// Takes in that the call under way has failed.
     pub(super) fn failed(&mut self, is_unsent: bool, now: Moment) {
-        let Some(sent) = &mut self.calls.under_way else { return };
+        let Some(sent) = &self.calls.under_way else { return };
         self.calls.not_before = sent.at + self.limits.terms.heartbeat;
-        if !is_unsent {
-            sent.unused.clear();
-        }
-        self.put_back_call(now);
+        self.put_back_call(is_unsent, now);
     }
 
     /// Serves requests by the policies of their limiters, where the store is away.

@@ -263,7 +263,7 @@ impl Worker {
             Event::Left(left) => self.remove(&left, now, out),
             Event::Returned(slot, costs, back) => self.take_back(slot, costs, back, around, out),
             Event::Answered { answer, sent, .. } => self.answered(&answer, sent, around, out),
-            Event::PutBack => self.put_back_call(now),
+            Event::PutBack { is_unsent } => self.put_back_call(is_unsent, now),
             Event::Failed { unsent } => self.failed(unsent.is_some(), now),
             Event::AnsweredLocally(answer) => self.answered_locally(&answer, around, out),
             Event::Linked(link) => self.relink(link, now, out),

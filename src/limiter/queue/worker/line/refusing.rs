@@ -34,7 +34,7 @@ impl Worker {
         let lane = self.lanes.entry(LaneKey { flow, costs }).or_insert_with(Lane::new);
         let is_first = lane.queue.without_slot().next().is_none();
         let holder = Holder { arrived, deadline, late: 0, flow };
-        lane.queue.join_again(Waiter { request, holder, ends, stage: Stage::Asking });
+        lane.queue.join_in_order(Waiter { request, holder, ends, stage: Stage::Asking });
         lane.tell(if is_first { now } else { later });
     }
 

@@ -70,7 +70,7 @@ impl Worker {
         }
         let lane = self.lanes.entry(key).or_insert_with(Lane::new);
         lane.told_until = lane.told_until.max(told_until);
-        lane.queue.join_again(waiter);
+        lane.queue.join_in_order(waiter);
         if is_kept {
             lane.queue.hold(slot);
         } else {

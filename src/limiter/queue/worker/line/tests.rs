@@ -427,3 +427,42 @@ fn a_request_whose_answer_comes_behind_its_wait_is_refused_with_it() {
     assert!(refused(&core.on(after(1050), Vec::new())).is_empty());
     assert_eq!(refused(&core.on(after(1051), vec![answered(after(1051), 1, &[], Some(after(5000)))])), [0]);
 }
+
+#[test]
+fn a_request_is_notified_half_a_second_before_its_slot() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(START, vec![arrival(0, "etl", START), arrival(1, "etl", START)]);
+    let slots = [("etl", after(600)), ("etl", after(700))];
+    core.on(after(1), vec![answered(after(1), 7, &slots, None)]);
+    let mut notified = |millis| {
+        let actions = core.on(after(millis), Vec::new());
+        let is_notified = |request| actions.contains(&Action::Approach(RequestId(request)));
+        [is_notified(0), is_notified(1)]
+    };
+    assert_eq!([notified(100), notified(101), notified(201)], [[false, false], [true, false], [false, true]]);
+}
+
+/// A permit that is given back twice is another's.
+#[test]
+fn slots_are_given_back_once_whatever_becomes_of_the_call() {
+    let up = Event::Linked(Link::Up { epoch: 0 });
+    let given_back = |ends: Vec<Event>| {
+        let mut core = Driven::new(OnStoreFailure::Local);
+        core.on(START, vec![up.clone(), arrival(0, "etl", START), arrival(1, "etl", START)]);
+        core.on(after(1), vec![answered(after(1), 7, &[("etl", after(400)), ("etl", after(500))], None)]);
+        let actions = core.on(after(2), vec![Event::Left(vec![RequestId(0)])]);
+        assert_eq!(call(&actions).unwrap().line.as_ref().unwrap().unused.len(), 1);
+        let (last, others) = ends.split_last().unwrap();
+        others.iter().for_each(|event| drop(core.on(after(3), vec![event.clone()])));
+        let actions = core.on(after(250), vec![last.clone(), arrival(2, "web", after(250))]);
+        call(&actions).unwrap().line.as_ref().unwrap().unused.len()
+    };
+    let unsent = Event::Failed { unsent: Some((Vec::new(), [0].into_iter().collect())) };
+    assert_eq!(given_back(vec![unsent]), 1);
+    assert_eq!(given_back(vec![Event::PutBack { is_unsent: true }]), 1);
+    assert_eq!(given_back(vec![Event::Failed { unsent: None }]), 0);
+    assert_eq!(given_back(vec![Event::PutBack { is_unsent: false }]), 0);
+    // The other slot is used by nobody in the outage.
+    assert_eq!(given_back(vec![Event::Linked(Link::Away { outage: 1 }), up.clone()]), 1);
+    assert_eq!(given_back(vec![Event::Linked(Link::Up { epoch: 1 }), Event::PutBack { is_unsent: true }]), 0);
+}

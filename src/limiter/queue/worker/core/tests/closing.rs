@@ -16,7 +16,7 @@ fn closing(policy: OnStoreFailure) -> Driven {
 #[test]
 fn a_call_that_is_put_back_is_not_made_again_for_requests_that_were_refused() {
     let mut core = closing(OnStoreFailure::Local);
-    assert_eq!(core.on(after(4), vec![Event::PutBack]), [Action::End]);
+    assert_eq!(core.on(after(4), vec![Event::PutBack { is_unsent: false }]), [Action::End]);
 }
 
 #[test]
