@@ -22,11 +22,12 @@ do
       return epoch.key .. string.format(":copy:%.0f", replica)
     end
 
-    -- Returns the copy of a replica in the server's present memory; nil if there is none.
+    -- Returns the copy of a replica in the server's present memory; nil if there is none that can be read: what it would show is charged then,
+    -- and no call fails for it.
     local function read(epoch, replica)
       local key = key_of(epoch, replica)
-      local row = Store.read(key, redis.call("MGET", key)[1], SIZE)
-      if not row or row[3] ~= epoch.memory then return nil end
+      local is_readable, row = pcall(Store.read, key, redis.call("MGET", key)[1], SIZE)
+      if not is_readable or not row or row[3] ~= epoch.memory then return nil end
       return { number = row[1], is_final = row[2] == 1, is_restored = row[4] == 1, shift = row[5], written = row[6], text = row[7] }
     end
 

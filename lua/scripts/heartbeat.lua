@@ -24,8 +24,9 @@
 --          { { now, epoch, when it opens or 0, last reset or 0, memory }, { { key, instant } of each reset, ascending },
 --            { version, whether all counted members know it }, { { replica, for how long its permits may matter, whether it is counted },
 --            ... }, { whether the next list is complete, whether all members have reported all that matters }, { the key of each state
---            whose bookings may have to be moved, or were, since `followed` }, the epoch of the
---            earlier layout or 0 }
+--            whose bookings may have to be moved, or were, since `followed` }, the epoch of the earlier layout or 0, { the members
+--            that have not reported to this memory }, { { replica, number, whether it is final, shift, written, text } of each later
+--            copy than the caller has } }
 -- Atomic:  a single server, or keys of one hash tag
 
 local epoch_key, earlier_key, live_key, moved_key = unpack(KEYS)
@@ -49,12 +50,37 @@ end
 local MEMBERS_MAX = 256
 local NOBODY = 0
 
+local function is_full()
+  return #members >= (MEMBERS_MAX + (place_of(NOBODY) and 1 or 0)) * SIZE
+end
+
 local function add(id, ...)
-  if #members >= MEMBERS_MAX * SIZE and not place_of(id) then id = NOBODY end
+  if is_full() and not place_of(id) then id = NOBODY end
   local index = place_of(id) or #members + 1
   for place, value in ipairs({ id, ... }) do
     members[index + place - 1] = place == 3 and max(members[index + 2] or 0, value) or value
   end
+end
+
+-- Makes room for one more: of those that have ended, the one whose permits matter no longer first counts among the further ones. Returns
+-- whether there is room.
+local function make_room()
+  if not is_full() then return true end
+  local first
+  for index = 1, #members, SIZE do
+    local has_ended = members[index + 6] == 0 and members[index] ~= NOBODY
+    if has_ended and (not first or members[index + 2] < members[first + 2]) then first = index end
+  end
+  if not first then return false end
+  local nobody = place_of(NOBODY)
+  if nobody then
+    members[nobody + 2] = max(members[nobody + 2], members[first + 2])
+    members[nobody + 3] = min(members[nobody + 3], members[first + 3])
+    for _ = 1, SIZE do table.remove(members, first) end
+  else
+    members[first], members[first + 1] = NOBODY, 0
+  end
+  return true
 end
 
 -- A server that has lost its memory learns from those that ask who else there was; one whose clock was set ahead, for how long the permits
@@ -76,7 +102,7 @@ if replica > 0 then
   -- A new replica has nothing to report.
   if memory == 0 then memory, reported = epoch.memory, epoch.id end
   local last = max(min(heard, now), place and members[place + 1] or 0)
-  if not place and #members >= MEMBERS_MAX * SIZE then return redis.error_reply("MEMBERS " .. MEMBERS_MAX .. " replicas share this server already") end
+  if not place and not make_room() then return redis.error_reply("MEMBERS " .. MEMBERS_MAX .. " replicas share this server already") end
   local is_counted = place and members[place + 6] or 0
   add(replica, leaves and 0 or last, leaves and 0 or now + matters_for, memory, reported, version, is_counted)
   if leaves then members[place_of(replica) + 2] = now + matters_for end
@@ -103,10 +129,13 @@ if replica > 0 then
   local numbers = {}
   for index = 1, #has, 2 do numbers[has[index]] = has[index + 1] end
   for index = 1, #members, SIZE do
-    local id = members[index]
+    local id, last = members[index], members[index + 1]
     local matters = id ~= replica and members[index + 2] > now
     if matters and members[index + 3] < epoch.memory then awaited[#awaited + 1] = id end
-    local copy = follows and matters and size < SIZE_MAX and Copies.read(epoch, id)
+    -- The copy of one that has left is the last one, with an odd number, and that of one that is silent will be no other: neither is read
+    -- once the caller has it.
+    local has_last = numbers[id] and (numbers[id] % 2 == 1 or last > 0 and members[index + 6] == 0)
+    local copy = follows and matters and not has_last and size < SIZE_MAX and Copies.read(epoch, id)
     if copy and copy.number > (numbers[id] or 0) then
       size = size + #copy.text
       later[#later + 1] = { id, copy.number, copy.is_final and 1 or 0, copy.shift, copy.written, copy.text }

@@ -188,12 +188,47 @@ fn a_member_is_told_apart_from_very_many() {
     let again = fleet.send(300_000, &heartbeat(300_000, 1, epoch));
     assert_eq!(members(&again)[0], (1, 10_000, true));
     assert_eq!(again.members.len(), 257);
-    // A further one cannot join.
-    let command = arguments::heartbeat(&fleet.context(300_000), &heartbeat(300_000, 1000, epoch));
+    // Of those that have ended, one more counts among the others when a further one joins.
+    let joined = fleet.send(300_000, &heartbeat(300_000, 1000, epoch));
+    let replicas: Vec<u64> = joined.members.iter().map(|member| member.replica).collect();
+    assert_eq!(replicas, [1].into_iter().chain(3..=256).chain([0, 1000]).collect::<Vec<_>>());
+    assert_eq!(members(&joined)[255], (0, 4900, false));
+    assert_eq!(joined.reports, Reports::Awaited, "nobody reports for the others");
+    // Only where so many are there at once none can join.
+    for replica in 1001..1255 {
+        fleet.send(300_000, &heartbeat(300_000, replica, epoch));
+    }
+    let command = arguments::heartbeat(&fleet.context(300_000), &heartbeat(300_000, 2000, epoch));
     let refused =
         fleet.store.scripts.heartbeat.command(&command).query::<redis::Value>(&mut fleet.store.connection);
     let reason = refused.unwrap_err().to_string();
     assert!(reason.contains("256 replicas share this server already"), "{reason}");
+}
+
+/// A limit of a month outlives many replicas.
+#[test]
+fn replicas_join_however_many_have_ended_that_matter_still() {
+    let mut fleet = new_fleet();
+    let epoch = fleet.begin(0);
+    let matters_for = Micros(1000 * SECOND);
+    for replica in 1..=400 {
+        fleet.send(100_000, &Heartbeat { matters_for, ..heartbeat(100_000, replica, epoch) });
+        let leaves = Heartbeat {
+            matters_for: Micros(replica * SECOND),
+            leaves: true,
+            ..heartbeat(100_000, replica, epoch)
+        };
+        fleet.send(100_000, &leaves);
+    }
+    let answer = fleet.send(200_000, &heartbeat(200_000, 500, epoch));
+    let kept: Vec<u64> = answer.members.iter().map(|member| member.replica).filter(|id| *id != 0).collect();
+    assert_eq!((kept.len(), kept[0], kept[255]), (256, 146, 500), "those that matter longest: {kept:?}");
+    // They have reported all that they were granted to this memory.
+    assert_eq!(answer.reports, Reports::Complete);
+    fleet.lose_everything();
+    let second = fleet.renew(400_000, epoch);
+    let told = Heartbeat { members: answer.members, ..heartbeat(400_000, 500, second) };
+    assert_eq!(fleet.send(400_000, &told).reports, Reports::Awaited);
 }
 
 #[test]
