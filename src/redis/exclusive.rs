@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use deadpool::managed::{Manager, PoolError, TimeoutType};
 use redis::RedisError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -16,7 +17,8 @@ pub(super) type NoConnection = PoolError<RedisError>;
 /// Connections that are lent to one call at a time.
 pub(super) struct Exclusive {
     idle: Arc<Mutex<Vec<Connection>>>,
-    places: Arc<Semaphore>,
+    size: usize,
+    places: ArcSwap<Semaphore>,
     create_timeout: Duration,
 }
 
@@ -30,12 +32,18 @@ pub(super) struct Lent {
 impl Exclusive {
     /// Returns so many connections at most, which are made when they are first needed.
     pub(super) fn new(size: usize, create_timeout: Duration) -> Exclusive {
-        Exclusive { idle: Arc::default(), places: Arc::new(Semaphore::new(size)), create_timeout }
+        let places = ArcSwap::from_pointee(Semaphore::new(size));
+        Exclusive { idle: Arc::default(), size, places, create_timeout }
     }
 
     /// Lends a connection, or makes one. Waits while all are on loan.
     pub(super) async fn lend(&self, servers: &Servers) -> Result<Lent, NoConnection> {
-        let place = self.places.clone().acquire_owned().await.map_err(|_| PoolError::Closed)?;
+        let place = loop {
+            // One that is closed was replaced meanwhile.
+            if let Ok(place) = self.places.load_full().acquire_owned().await {
+                break place;
+            }
+        };
         let era = servers.era();
         let kept = {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,12 +60,13 @@ impl Exclusive {
         Ok(Lent { connection, idle: self.idle.clone(), _place: place })
     }
 
-    /// Closes all connections that are not on loan.
+    /// Closes all connections that are not on loan, and waits no longer for those that are: their servers may be gone without closing them, and
+    /// late answers are waited for.
     pub(super) fn replace_all(&self) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.places.swap(Arc::new(Semaphore::new(self.size))).close();
     }
 }
-
 impl Lent {
     /// Gives the connection back after an answer.
     pub(super) fn give_back(self) {

@@ -182,6 +182,26 @@ async fn sentinels_replace_a_frozen_primary() {
     .await;
 }
 
+/// The calls that wait for the frozen primary hold every connection that may wait for a replica.
+#[tokio::test]
+async fn confirmed_calls_go_to_the_new_primary_while_others_wait_for_the_frozen_one() {
+    lane::calm(async || {
+        let mut sentinel = Sentinel::start().await;
+        sentinel.add_replica().await;
+        let before = sentinel.primary_port().await;
+        let store = sentinel.store().replace("timeout: 1s", "timeout: 1s, confirm: replica, pool_size: 1");
+        let fleet = Fleet::start(&store, "reject").await;
+        sentinel.freeze_primary(true).await;
+        let after = sentinel.wait_for_primary_other_than(before).await;
+        eventually("a replica of the new primary", PATIENCE, async || sentinel.replicas_of(after).await > 0)
+            .await;
+        fleet.recovers(Instant::now()).await;
+        sentinel.freeze_primary(false).await;
+        fleet.judge().await;
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_cluster_replaces_a_killed_primary() {
     lane::calm(async || {

@@ -30,7 +30,7 @@ const PACE: [&str; 10] = [
     "1000",
 ];
 
-/// Two servers under three sentinels. Killed on drop.
+/// Two servers or three under three sentinels. Killed on drop.
 pub(crate) struct Sentinel {
     /// The running servers, in no order.
     servers: Vec<RedisServer>,
@@ -63,6 +63,32 @@ impl Sentinel {
         let topology = Sentinel { servers: vec![primary, replica], sentinels, killed: None, frozen: None };
         topology.wait_until_whole().await;
         topology
+    }
+
+    /// Starts one more replica, and waits until all sentinels know it.
+    pub(crate) async fn add_replica(&mut self) {
+        let primary = self.primary_port().await;
+        let replica = RedisServer::start_part(closed_port, &SERVER).await;
+        replica.command(&["REPLICAOF", "127.0.0.1", &primary.to_string()]).await;
+        self.servers.push(replica);
+        let replicas = self.servers.len() - 1;
+        eventually("all sentinels know each replica", FAILOVER_DEADLINE, async || {
+            for sentinel in &self.sentinels {
+                let known: Vec<redis::Value> = sentinel.query(&["SENTINEL", "REPLICAS", MASTER]).await;
+                if known.len() != replicas {
+                    return false;
+                }
+            }
+            self.replicas_of(primary).await == replicas
+        })
+        .await;
+    }
+
+    /// Returns how many replicas the server on a port has.
+    pub(crate) async fn replicas_of(&self, port: u16) -> usize {
+        let said: String = self.server(port).query(&["INFO", "replication"]).await;
+        let count = said.lines().find_map(|line| line.strip_prefix("connected_slaves:"));
+        count.and_then(|count| count.trim().parse().ok()).expect("a count of replicas")
     }
 
     /// Returns weir's `store`, in flow style. The timeout is long, for a machine that is busy with other tests.
