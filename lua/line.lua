@@ -145,12 +145,11 @@ do
   -- Forgets replicas that have not called for long, and slots that nobody can use any more.
   local function forget(line, now, lease)
     local KEPT = 15000000
-    local callers, slips = line.callers, line.slips
+    local callers = line.callers
     for index = #callers, 1, -1 do
       if callers[index][2] + KEPT <= now then drop_of(line, remove(callers, index)[1]) end
     end
-    slips = line.slips
-    local kept, size = {}, 0
+    local slips, kept, size = line.slips, {}, 0
     for index = 1, #slips do
       if slips[index][6] + lease > now then
         size = size + 1

@@ -95,7 +95,8 @@ do
           is_known = true
           keep(rules, now, by == replica and by or 0)
         elseif by ~= replica and at + lease > now then
-          keep(rules, at, by)
+          -- An instant ahead is of another clock.
+          keep(rules, min(at, now), by)
         end
       end
       if not is_known then keep(text, now, replica) end

@@ -172,7 +172,11 @@ end
 local TOLD_FOR, TOLD_MAX = 10000000, 1000
 -- Replicas of the earlier layout do not note what they move.
 local is_complete, moved = followed > 0 and known_epoch == epoch.id and now - followed < TOLD_FOR and not Earlier.id, {}
-if replica > 0 then redis.call("ZREMRANGEBYSCORE", moved_key, "-inf", string.format("%.0f", now - TOLD_FOR)) end
+if replica > 0 then
+  redis.call("ZREMRANGEBYSCORE", moved_key, "-inf", string.format("%.0f", now - TOLD_FOR))
+  -- An instant ahead is of another clock.
+  redis.call("ZREMRANGEBYSCORE", moved_key, string.format("(%.0f", now), "+inf")
+end
 if is_complete then
   moved = redis.call("ZRANGEBYSCORE", moved_key, string.format("%.0f", followed), "+inf", "LIMIT", 0, TOLD_MAX)
   is_complete = #moved < TOLD_MAX

@@ -36,6 +36,8 @@ impl Declarations {
         }
         let is_replaced = |other: &Declared| other.by == Some(replica) || other.at + lease <= now;
         self.0.retain(|declared| declared.rules == *rules || !is_replaced(declared));
+        // An instant ahead is of another clock.
+        self.0.iter_mut().for_each(|declared| declared.at = declared.at.min(now));
         match self.0.iter_mut().find(|declared| declared.rules == *rules) {
             Some(declared) => {
                 declared.at = now;
