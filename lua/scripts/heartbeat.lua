@@ -175,7 +175,7 @@ local is_complete, moved = followed > 0 and known_epoch == epoch.id and now - fo
 if replica > 0 then
   redis.call("ZREMRANGEBYSCORE", moved_key, "-inf", string.format("%.0f", now - TOLD_FOR))
   -- An instant ahead is of another clock.
-  redis.call("ZREMRANGEBYSCORE", moved_key, string.format("(%.0f", now), "+inf")
+  redis.call("ZREMRANGEBYSCORE", moved_key, string.format("%.0f", now + 1), "+inf")
 end
 if is_complete then
   moved = redis.call("ZRANGEBYSCORE", moved_key, string.format("%.0f", followed), "+inf", "LIMIT", 0, TOLD_MAX)

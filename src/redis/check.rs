@@ -31,7 +31,7 @@ pub struct Checked {
 }
 
 impl RedisStore {
-    /// Tries every operation of weir, on keys of its own that expire by themselves.
+    /// Tries the operations of weir, on a state of its own that expires by itself, beside the epoch of the fleet.
     ///
     /// # Errors
     /// The first operation that fails, and its remedy where one is known.

@@ -162,14 +162,19 @@ impl World {
         removed.map_or(Reply::error(WRONG_TYPE), Reply::Int)
     }
 
-    /// Removes the members up to a score. No other range is asked for.
+    /// Removes the members between two scores, both included.
     fn zremrangebyscore(&mut self, words: &[&[u8]]) -> Reply {
-        let (b"-inf", Some(most)) = (words[2], integer(words[3])) else {
+        let bound = |word: &[u8]| match word {
+            b"-inf" => Some(i64::MIN),
+            b"+inf" => Some(i64::MAX),
+            _ => integer(word),
+        };
+        let Some((least, most)) = bound(words[2]).zip(bound(words[3])) else {
             return Reply::error("ERR min or max is not a float");
         };
         let removed = self.keyspace.change_scores(words[1], self.now, |scores| {
             let before = scores.len();
-            scores.retain(|_, score| *score > most);
+            scores.retain(|_, score| !(least..=most).contains(score));
             i64::try_from(before - scores.len()).unwrap_or(i64::MAX)
         });
         removed.map_or(Reply::error(WRONG_TYPE), Reply::Int)

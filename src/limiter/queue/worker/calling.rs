@@ -7,7 +7,7 @@ use futures_util::future::FutureExt;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::calls::{CallResult, LateResult, MadeCall, Outcome};
+use super::calls::{CallEnd, CallResult, MadeCall};
 use super::core::events::{Around, Event};
 use super::settle_pauses::settle_pauses;
 use super::state::Worker;
@@ -71,7 +71,7 @@ impl Worker {
             queue.set_calling();
             let made = MadeCall { call, limiter_refs, at: session.moment() };
             if is_vain(&session, outage) {
-                return (made, Outcome::NotMade);
+                return (made, CallEnd::NotMade);
             }
             let told = async {
                 for instance in queue.instances.iter() {
@@ -89,7 +89,7 @@ impl Worker {
                 result = Ok(answer);
             }
             place.leave(made.at, session.moment(), result.is_ok());
-            (made, result.map_or_else(Outcome::Failed, Outcome::Answered))
+            (made, result.map_or_else(CallEnd::Failed, CallEnd::Answered))
         }));
     }
 
@@ -97,16 +97,16 @@ impl Worker {
     pub(super) fn take_result(&mut self, (made, outcome): CallResult) {
         match outcome {
             // Permits granted meanwhile without the store were not in its reckoning.
-            Outcome::Answered(answer) if self.session.ledger().lacks(&made.limiter_refs) => {
+            CallEnd::Answered(answer) if self.session.ledger().lacks(&made.limiter_refs) => {
                 let epoch = Epoch { now: answer.now, ..answer.epoch };
                 let (known, _) =
                     self.session.on(SessionEvent::Answered { sent: made.at, epoch }, self.session.moment());
                 self.events.extend([Event::Linked(known.link), Event::PutBack { is_unsent: false }]);
-                self.take_late((made, Outcome::Answered(answer)));
+                self.take_late((made, CallEnd::Answered(answer)));
             }
-            Outcome::Answered(answer) => self.take_answer(&made, answer),
-            Outcome::Failed(failure) => self.take_failure(made, failure),
-            Outcome::NotMade => {
+            CallEnd::Answered(answer) => self.take_answer(&made, answer),
+            CallEnd::Failed(failure) => self.take_failure(made, failure),
+            CallEnd::NotMade => {
                 let link = self.session.known(self.session.moment()).link;
                 self.events.extend([Event::Linked(link), Event::PutBack { is_unsent: true }]);
                 self.take_late((made, outcome));
@@ -155,20 +155,20 @@ impl Worker {
         let unsent = is_unsent.then(|| (made.call.give_back.clone(), generations));
         self.events.push(Event::Failed { unsent });
         if let Some(late) = late.filter(|_| self.calling.late.len() < LATE_CALLS_MAX) {
-            let failed = Outcome::Failed(error.into());
+            let failed = CallEnd::Failed(error.into());
             self.calling
                 .late
-                .push(late.map(|answer| (made, answer.map_or(failed, Outcome::Answered))).boxed());
+                .push(late.map(|answer| (made, answer.map_or(failed, CallEnd::Answered))).boxed());
         }
     }
 
     /// Gives back the bookings of a call that was given up and has completed. If the store has lost its state meanwhile, or grants
     /// nothing yet, there is nothing to give back.
-    pub(super) fn take_late(&mut self, (made, outcome): LateResult) {
+    pub(super) fn take_late(&mut self, (made, outcome): CallResult) {
         let answer = match outcome {
-            Outcome::Answered(answer) => answer,
-            Outcome::Failed(_) => return,
-            Outcome::NotMade => return self.keep_to_give_back(&made),
+            CallEnd::Answered(answer) => answer,
+            CallEnd::Failed(_) => return,
+            CallEnd::NotMade => return self.keep_to_give_back(&made),
         };
         if self.session.observe_epoch(answer.epoch) {
             self.siblings.wake_all();

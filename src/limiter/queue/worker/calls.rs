@@ -27,7 +27,7 @@ pub(super) struct MadeCall {
 }
 
 /// The end of a call.
-pub(super) enum Outcome {
+pub(super) enum CallEnd {
     Answered(Answer),
     Failed(Failure),
     /// It was not made: while it waited to be sent, the store became another to this replica, and would have booked in vain.
@@ -35,16 +35,10 @@ pub(super) enum Outcome {
 }
 
 /// The result of a call.
-pub(super) type CallResult = (MadeCall, Outcome);
+pub(super) type CallResult = (MadeCall, CallEnd);
 
 /// A call under way.
 pub(super) type CallInFlight = BoxFuture<'static, CallResult>;
-
-/// A call that was given up, and what became of it. Nobody wants the slots that it has booked.
-pub(super) type LateResult = CallResult;
-
-/// A call that was given up and may still complete.
-pub(super) type LateCall = BoxFuture<'static, LateResult>;
 
 /// The calls of a worker to the store.
 pub(super) struct Calling {
@@ -55,8 +49,8 @@ pub(super) struct Calling {
     is_sent: Arc<AtomicBool>,
     /// The news of heartbeats beside the answers.
     pub(super) hearing: Hearing,
-    /// Calls that were given up and may still complete.
-    pub(super) late: FuturesUnordered<LateCall>,
+    /// Calls that were given up and may still complete. Nobody wants the slots that they book.
+    pub(super) late: FuturesUnordered<CallInFlight>,
     /// The latest logged error of the store, and when it was logged.
     warned: Option<(Moment, String)>,
 }
@@ -107,7 +101,7 @@ impl Calling {
     }
 
     /// Returns the call under way, and those that were given up.
-    pub(super) fn futures(&mut self) -> (&mut Option<CallInFlight>, &mut FuturesUnordered<LateCall>) {
+    pub(super) fn futures(&mut self) -> (&mut Option<CallInFlight>, &mut FuturesUnordered<CallInFlight>) {
         (&mut self.under_way, &mut self.late)
     }
 
@@ -116,9 +110,9 @@ impl Calling {
         let Some(call) = self.under_way.take() else { return };
         let late = async move {
             match call.await {
-                (made, Outcome::Failed(Failure { late: Some(late), error })) => {
-                    let failed = Outcome::Failed(Failure { late: None, error });
-                    (made, late.await.map_or(failed, Outcome::Answered))
+                (made, CallEnd::Failed(Failure { late: Some(late), error })) => {
+                    let failed = CallEnd::Failed(Failure { late: None, error });
+                    (made, late.await.map_or(failed, CallEnd::Answered))
                 }
                 (made, outcome) => (made, outcome),
             }

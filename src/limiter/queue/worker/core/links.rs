@@ -121,6 +121,7 @@ impl Worker {
     /// everything are left out, and the others serve from this replica's share.
     pub(super) fn serve_without_store(&mut self, around: &Around, out: &mut Vec<Action>) {
         let is_asked = !self.arrivals.list.is_empty() || !self.owed.replace.is_empty();
+        // The next call takes them along, and shows whether the store is back.
         let can_ask = self.calls.under_way.is_none() && around.now >= self.calls.not_before;
         if self.outage() == 0 || !is_asked || can_ask || self.calls.local.is_some() {
             return;

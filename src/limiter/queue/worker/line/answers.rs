@@ -72,12 +72,12 @@ impl Worker {
             out.push(Action::LogMoved(void.len()));
         }
         for (key, slot) in void {
-            self.owe(key, slot.at, known.clone());
+            self.give_back_later(key, slot.at, known.clone());
         }
     }
 
     /// Leaves a permit to the next call to give back.
-    pub(super) fn owe(&mut self, key: LaneKey, slot: Micros, generations: Generations) {
+    pub(super) fn give_back_later(&mut self, key: LaneKey, slot: Micros, generations: Generations) {
         let is_same =
             |last: &&mut Unneeded| (&last.key, last.slot) == (&key, slot) && last.generations == generations;
         match self.owed.unused.back_mut().filter(is_same) {

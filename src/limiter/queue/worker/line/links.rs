@@ -183,7 +183,7 @@ impl Worker {
                 }
             }
             Source::Store(epoch) if epoch == self.owed.epoch => {
-                self.owe(key, slot.at, self.owed.generations.clone());
+                self.give_back_later(key, slot.at, self.owed.generations.clone());
             }
             Source::Store(_) | Source::Unlimited => {}
         }
