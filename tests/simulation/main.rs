@@ -49,6 +49,7 @@ enum MixName {
     Share,
     Tokens,
     Losses,
+    Away,
 }
 
 impl From<MixName> for Mix {
@@ -61,6 +62,7 @@ impl From<MixName> for Mix {
             MixName::Share => Mix::Share,
             MixName::Tokens => Mix::Tokens,
             MixName::Losses => Mix::Losses,
+            MixName::Away => Mix::Away,
         }
     }
 }

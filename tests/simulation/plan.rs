@@ -33,11 +33,19 @@ pub enum Mix {
     Tokens,
     /// Everything, and the only faults are that the store loses its memory right after a replica, or all, were cut off from it, or hear it late.
     Losses,
+    /// Everything with windows of five minutes, and the only fault is that all replicas end behind a silence of the store in which nobody calls,
+    /// and come back when it has had time to forget what it should not.
+    Away,
 }
 
 impl Mix {
     fn is_random(self) -> bool {
-        matches!(self, Mix::Random | Mix::Dense | Mix::Share | Mix::Tokens | Mix::Losses)
+        matches!(self, Mix::Random | Mix::Dense | Mix::Share | Mix::Tokens | Mix::Losses | Mix::Away)
+    }
+
+    /// Returns whether the fleet wants more than it may have all the time, and only the faults of this mix disturb it.
+    fn is_of_recovery(self) -> bool {
+        matches!(self, Mix::Losses | Mix::Away)
     }
 }
 
@@ -146,7 +154,7 @@ impl Plan {
     pub fn draw(seed: u64, mix: Mix) -> Plan {
         let mut rng = Rng::with_seed(seed);
         let replicas = if mix == Mix::Standard { 3 } else { rng.usize(1..=5).min(rng.usize(1..=5) + 1) };
-        let replicas = if mix == Mix::Losses { replicas.max(2) } else { replicas };
+        let replicas = if mix.is_of_recovery() { replicas.max(2) } else { replicas };
         let mut limiters: Vec<Limiter> = Vec::new();
         let count = match mix {
             Mix::Random | Mix::Dense => [1, 1, 1, 2, 2, 3][rng.usize(..6)],
@@ -156,11 +164,16 @@ impl Plan {
         for place in 0..count {
             limiters.push(Limiter::draw(format!("limiter-{place}"), mix, &mut rng));
         }
+        if mix == Mix::Away {
+            // Nobody calls for an idle partition when an epoch begins.
+            (limiters[0].is_keyed, limiters[0].is_shadow, limiters[0].is_per_replica) = (true, false, false);
+            limiters[0].limits.iter_mut().for_each(|limit| limit.per = AWAY_WINDOW);
+        }
         if mix == Mix::Tokens {
             let (first, second) = limiters.split_at_mut(1);
             second[0].serve_with(&mut first[0]);
         }
-        let is_quiet = mix.is_random() && !matches!(mix, Mix::Dense | Mix::Losses) && rng.u8(..3) == 0;
+        let is_quiet = mix.is_random() && mix != Mix::Dense && !mix.is_of_recovery() && rng.u8(..3) == 0;
         let routes = draw_routes(&limiters, mix, is_quiet, &mut rng);
         if mix == Mix::Share {
             let limiter = &mut limiters[0];
@@ -189,10 +202,12 @@ impl Plan {
         let begin = if rng.u8(..4) == 0 { rng.u64(0..8 * SECOND) } else { rng.u64(0..300 * MILLI) };
         let pace = Pace::draw(mix, is_quiet, longest, &mut rng);
         let length = (rng.u64(15..40) * SECOND).max(longest * 2).max(pace.worth()).min(90 * SECOND);
+        let length = if mix == Mix::Away { AWAY_WINDOW } else { length };
         let end = begin + length;
         let faults = match mix {
             Mix::Calm => Vec::new(),
             Mix::Losses => draw_losses(replicas, (begin, end), &mut rng),
+            Mix::Away => draw_away(replicas, begin, &mut rng),
             _ => draw_faults(replicas, &configurations, (begin, end), &pace, &mut rng),
         };
         // A replica that stands still for long has all its requests to answer afterwards.
@@ -416,8 +431,11 @@ fn draw_routes(limiters: &[Limiter], mix: Mix, is_quiet: bool, rng: &mut Rng) ->
         let pace = |limit: &Limit| limit.rate as f64 * SECOND as f64 / limit.per as f64;
         let pace = set.iter().flat_map(|one| &one.limits).map(pace).fold(f64::INFINITY, f64::min);
         // Where there is no demand, nobody can say what is not used.
-        let factor = if is_random && !is_quiet && mix != Mix::Losses {
+        let factor = if is_random && !is_quiet && !mix.is_of_recovery() {
             [0.1, 0.5, 1.0, 1.5, 3.0, 3.0][rng.usize(..6)]
+        } else if mix == Mix::Away {
+            // All of a window within seconds.
+            60.0
         } else {
             3.0
         };
@@ -524,6 +542,24 @@ fn draw_losses(replicas: usize, (begin, end): (u64, u64), rng: &mut Rng) -> Vec<
         faults.push(Fault { at: at + rng.u64(MILLI..within), kind: kind_of_loss });
         at += lasts + rng.u64(2 * SECOND..6 * SECOND);
     }
+    faults
+}
+
+/// The window of every limit in a run in which all replicas are away.
+const AWAY_WINDOW: u64 = 300 * SECOND;
+
+/// Draws a silence of the store in which nobody calls, and the end of all replicas behind it.
+fn draw_away(replicas: usize, begin: u64, rng: &mut Rng) -> Vec<Fault> {
+    let idle = begin + rng.u64(2 * SECOND..6 * SECOND);
+    // By then no queue is left.
+    let (silent, lasts) = (idle + 70 * SECOND, rng.u64(700 * MILLI..2 * SECOND));
+    let ends = silent + lasts + rng.u64(SECOND..5 * SECOND);
+    let down = rng.u64(20 * SECOND..90 * SECOND);
+    let mut faults = vec![
+        Fault { at: idle, kind: Kind::Idle { lasts: ends + down - idle } },
+        Fault { at: silent, kind: Kind::Freeze { lasts } },
+    ];
+    faults.extend((0..replicas).map(|replica| Fault { at: ends, kind: Kind::Kill { replica, down } }));
     faults
 }
 
