@@ -62,16 +62,20 @@ local function add(id, ...)
   end
 end
 
--- Makes room for one more: of those that have ended, the one whose permits matter no longer first counts among the further ones. Returns
--- whether there is room.
+-- Makes room for one more: of those that have ended and owe no report, the one whose permits matter no longer first counts among the further
+-- ones. Returns whether there is room.
 local function make_room()
   if not is_full() then return true end
   local first
   for index = 1, #members, SIZE do
-    local has_ended = members[index + 6] == 0 and members[index] ~= NOBODY
-    if has_ended and (not first or members[index + 2] < members[first + 2]) then first = index end
+    local id, last, matters_until = members[index], members[index + 1], members[index + 2]
+    local has_ended = last == 0 or now - last >= counts_for and members[index + 4] >= epoch.id
+    if id ~= NOBODY and has_ended and (not first or matters_until < members[first + 2]) then first = index end
   end
   if not first then return false end
+  -- What a restored copy shows is charged for its replica alone. Without that all is charged that nobody knows of.
+  local copy = Copies.read(epoch, members[first])
+  if copy and copy.is_restored then members[first + 3] = 0 end
   local nobody = place_of(NOBODY)
   if nobody then
     members[nobody + 2] = max(members[nobody + 2], members[first + 2])
@@ -132,9 +136,10 @@ if replica > 0 then
     local id, last = members[index], members[index + 1]
     local matters = id ~= replica and members[index + 2] > now
     if matters and members[index + 3] < epoch.memory then awaited[#awaited + 1] = id end
-    -- The copy of one that has left is the last one, with an odd number, and that of one that is silent will be no other: neither is read
-    -- once the caller has it.
-    local has_last = numbers[id] and (numbers[id] % 2 == 1 or last > 0 and members[index + 6] == 0)
+    -- The copy of one that has left is the last one, with an odd number: it is not read again. That of one that is silent has hardly changed:
+    -- it is read now and then.
+    local is_silent = last > 0 and members[index + 6] == 0
+    local has_last = numbers[id] and (numbers[id] % 2 == 1 or is_silent and floor(now / 200000) % 32 ~= id % 32)
     local copy = follows and matters and not has_last and size < SIZE_MAX and Copies.read(epoch, id)
     if copy and copy.number > (numbers[id] or 0) then
       size = size + #copy.text

@@ -6,15 +6,13 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use der::asn1::AnyRef;
+use der::{Decode, Tag, TagNumber, Tagged};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
-use x509_cert::certificate::{CertificateInner, Raw};
-use x509_cert::der::asn1::AnyRef;
-use x509_cert::der::oid::ObjectIdentifier;
-use x509_cert::der::{Decode, Tag, Tagged};
 
 use crate::config::model::{ServerTls, SubjectName};
 use crate::proxy::error::ProxyBuildError;
@@ -79,15 +77,33 @@ impl Acceptor {
 /// Returns the subject alternative names of a verified certificate, in order, of the kinds that can identify a client. A certificate
 /// that cannot be parsed has none.
 fn subject_names(certificate: &[u8]) -> Vec<SubjectName> {
-    /// `id-ce-subjectAltName` of RFC 5280, 4.2.1.6.
-    const SUBJECT_ALTERNATIVE_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.17");
-    let Ok(certificate) = CertificateInner::<Raw>::from_der(certificate) else { return Vec::new() };
-    let mut extensions = certificate.tbs_certificate().extensions().into_iter().flatten();
-    let Some(extension) = extensions.find(|extension| extension.extn_id == SUBJECT_ALTERNATIVE_NAME) else {
-        return Vec::new();
+    alternative_names(certificate).unwrap_or_default()
+}
+
+/// Reads the extension of a certificate that has the names (RFC 5280, 4.1 and 4.2.1.6), and looks at no other part, which may be in a form that
+/// nobody here knows.
+fn alternative_names(certificate: &[u8]) -> der::Result<Vec<SubjectName>> {
+    /// `id-ce-subjectAltName`, 2.5.29.17.
+    const SUBJECT_ALTERNATIVE_NAME: [u8; 3] = [0x55, 0x1d, 0x11];
+    const EXTENSIONS: Tag = Tag::ContextSpecific { constructed: true, number: TagNumber(3) };
+    fn parts<'a>(sequence: &AnyRef<'a>) -> der::Result<Vec<AnyRef<'a>>> {
+        sequence.decode_as()
+    }
+    let whole = Vec::<AnyRef<'_>>::from_der(certificate)?;
+    let signed = whole.first().map(parts).transpose()?.unwrap_or_default();
+    let Some(extensions) = signed.iter().find(|part| Tagged::tag(*part) == EXTENSIONS) else {
+        return Ok(Vec::new());
     };
-    let names = Vec::<AnyRef<'_>>::from_der(extension.extn_value.as_bytes()).unwrap_or_default();
-    names.into_iter().filter_map(subject_name).collect()
+    for extension in Vec::<AnyRef<'_>>::from_der(extensions.value())? {
+        let extension = parts(&extension)?;
+        if let [identifier, .., value] = &extension[..]
+            && identifier.value() == SUBJECT_ALTERNATIVE_NAME
+        {
+            let names = Vec::<AnyRef<'_>>::from_der(value.value())?;
+            return Ok(names.into_iter().filter_map(subject_name).collect());
+        }
+    }
+    Ok(Vec::new())
 }
 
 /// Reads one `GeneralName` of RFC 5280, 4.2.1.6. Other kinds are passed over.

@@ -67,8 +67,9 @@ impl Worker {
         self.calling.under_way = Some(Box::pin(async move {
             let place = session.gate.enter(since).await;
             // Not before: while it waits there, arrivals wake the worker, which looks at when their waits end.
-            is_sent.store(true, Ordering::Relaxed);
-            queue.set_calling();
+            if !is_sent.swap(true, Ordering::Relaxed) {
+                queue.set_calling();
+            }
             let made = MadeCall { call, limiter_refs, at: session.moment() };
             if is_vain(&session, outage) {
                 return (made, CallEnd::NotMade);

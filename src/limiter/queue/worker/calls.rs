@@ -45,7 +45,7 @@ pub(super) struct Calling {
     /// The limiters as of the next call.
     pub(super) limiter_refs: Arc<[LimiterRef]>,
     pub(super) under_way: Option<CallInFlight>,
-    /// True from when the latest call had its turn to be sent.
+    /// True from when the latest call had its turn to be sent, or was given up: the worker waits for it no more.
     is_sent: Arc<AtomicBool>,
     /// The news of heartbeats beside the answers.
     pub(super) hearing: Hearing,
@@ -108,6 +108,7 @@ impl Calling {
     /// Gives up the call under way.
     pub(super) fn abandon(&mut self) {
         let Some(call) = self.under_way.take() else { return };
+        self.is_sent.store(true, Ordering::Relaxed);
         let late = async move {
             match call.await {
                 (made, CallEnd::Failed(Failure { late: Some(late), error })) => {
