@@ -73,7 +73,7 @@ local function make_room()
     if id ~= NOBODY and has_ended and (not first or matters_until < members[first + 2]) then first = index end
   end
   if not first then return false end
-  -- What a restored copy shows is charged for its replica alone. Without that all is charged that nobody knows of.
+  -- A restored copy is charged for its replica alone. Of one that counts among the further ones all is charged that nobody knows of.
   local copy = Copies.read(epoch, members[first])
   if copy and copy.is_restored then members[first + 3] = 0 end
   local nobody = place_of(NOBODY)

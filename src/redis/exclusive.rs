@@ -60,13 +60,14 @@ impl Exclusive {
         Ok(Lent { connection, idle: self.idle.clone(), _place: place })
     }
 
-    /// Closes all connections that are not on loan, and waits no longer for those that are: their servers may be gone without closing them, and
-    /// late answers are waited for.
+    /// Closes all connections that are not on loan, and waits no longer for those that are: their servers may be gone without closing them.
+    /// Calls whose late answers are waited for keep theirs as long as they did before, so that there may be more than the size meanwhile.
     pub(super) fn replace_all(&self) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.places.swap(Arc::new(Semaphore::new(self.size))).close();
     }
 }
+
 impl Lent {
     /// Gives the connection back after an answer.
     pub(super) fn give_back(self) {

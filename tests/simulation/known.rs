@@ -23,7 +23,7 @@ const COMPARED: u64 = 10;
 /// How many seeds of the random mix are run, from 1 on: all that fail are in the list. Two cores take a minute and a half for them.
 const SEEDS: u64 = 100;
 
-/// Runs in which nothing is found: without faults, and with all of them, of queues whose slots are dealt.
+/// Runs in which nothing is found: without faults, with all of them, of queues whose slots are dealt, and of what recovery is for.
 const CLEAN: [(Mix, u64); 5] =
     [(Mix::Calm, 12), (Mix::Share, 12), (Mix::Tokens, 10), (Mix::Losses, 10), (Mix::Away, 6)];
 
