@@ -1,6 +1,7 @@
 //! Tests of the scripts on a real Redis.
 
 mod calls;
+mod copies;
 mod data_loss;
 mod doubts;
 mod earlier_layout;

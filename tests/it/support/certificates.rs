@@ -3,7 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, CustomExtension, DnType, IsCa, KeyPair, SanType,
+};
 use rustls_pki_types::CertificateDer;
 
 use super::replace_file;
@@ -87,6 +89,9 @@ impl Authority {
         let key = KeyPair::generate().expect("a key");
         let mut wanted = CertificateParams::new(Vec::new()).expect("no names");
         wanted.subject_alt_names = names;
+        // Nobody knows it, and its name does not fit into 64 bits together with its first part.
+        let unknown = CustomExtension::from_oid_content(&[2, 25, u64::MAX], vec![5, 0]);
+        wanted.custom_extensions.push(unknown);
         change(&mut wanted);
         let signed = wanted.signed_by(&key, &self.0).expect("the authority signs");
         Signed { certificate: signed.pem(), key: key.serialize_pem() }

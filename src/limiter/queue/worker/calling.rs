@@ -1,7 +1,6 @@
 //! Makes calls to the store, and takes in what their answers tell beside the slots: the epoch, pauses, the ledger's entries.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use futures_util::future::FutureExt;
 use tokio::time::timeout;
@@ -63,13 +62,8 @@ impl Worker {
         let (queue, siblings) = (self.queue.clone(), self.siblings.clone());
         let since = self.core.first_asked().unwrap_or(around.now);
         let outage = self.core.outage();
-        let is_sent = self.calling.begin();
         self.calling.under_way = Some(Box::pin(async move {
             let place = session.gate.enter(since).await;
-            // Not before: while it waits there, arrivals wake the worker, which looks at when their waits end.
-            if !is_sent.swap(true, Ordering::Relaxed) {
-                queue.set_calling();
-            }
             let made = MadeCall { call, limiter_refs, at: session.moment() };
             if is_vain(&session, outage) {
                 return (made, CallEnd::NotMade);

@@ -2,7 +2,6 @@
 
 use std::future::pending;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::FuturesUnordered;
@@ -45,8 +44,6 @@ pub(super) struct Calling {
     /// The limiters as of the next call.
     pub(super) limiter_refs: Arc<[LimiterRef]>,
     pub(super) under_way: Option<CallInFlight>,
-    /// True from when the latest call had its turn to be sent, or was given up: the worker waits for it no more.
-    is_sent: Arc<AtomicBool>,
     /// The news of heartbeats beside the answers.
     pub(super) hearing: Hearing,
     /// Calls that were given up and may still complete. Nobody wants the slots that they book.
@@ -71,8 +68,7 @@ impl Calling {
     pub(super) fn new(queue: &Queue) -> Calling {
         let limiter_refs = shared::limiter_refs(&queue.instances);
         let late = FuturesUnordered::new();
-        let (is_sent, hearing) = (Arc::default(), Hearing::default());
-        Calling { limiter_refs, under_way: None, is_sent, hearing, late, warned: None }
+        Calling { limiter_refs, under_way: None, hearing: Hearing::default(), late, warned: None }
     }
 
     /// Takes on the limits as configured now.
@@ -89,17 +85,6 @@ impl Calling {
         self.under_way.is_some()
     }
 
-    /// Begins a call, and returns what tells that it was sent.
-    pub(super) fn begin(&mut self) -> Arc<AtomicBool> {
-        self.is_sent = Arc::default();
-        Arc::clone(&self.is_sent)
-    }
-
-    /// Returns whether the store, or its answer, is waited for: a call is under way, and was sent.
-    pub(super) fn is_at_store(&self) -> bool {
-        self.is_under_way() && self.is_sent.load(Ordering::Relaxed)
-    }
-
     /// Returns the call under way, and those that were given up.
     pub(super) fn futures(&mut self) -> (&mut Option<CallInFlight>, &mut FuturesUnordered<CallInFlight>) {
         (&mut self.under_way, &mut self.late)
@@ -108,7 +93,6 @@ impl Calling {
     /// Gives up the call under way.
     pub(super) fn abandon(&mut self) {
         let Some(call) = self.under_way.take() else { return };
-        self.is_sent.store(true, Ordering::Relaxed);
         let late = async move {
             match call.await {
                 (made, CallEnd::Failed(Failure { late: Some(late), error })) => {

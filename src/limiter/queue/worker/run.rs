@@ -50,7 +50,7 @@ impl Worker {
             if wake < alarm.deadline() || alarm.is_elapsed() {
                 alarm.as_mut().reset(wake);
             }
-            if self.calling.is_at_store() {
+            if self.calling.is_under_way() {
                 self.queue.set_calling();
             }
             let (under_way, late) = self.calling.futures();
