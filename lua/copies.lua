@@ -67,7 +67,7 @@ do
       local GIVEN_BACK_LATE = 1000000
       local till = copy.is_final and epoch.opens or min(epoch.opens, copy.written + copy.shift - GIVEN_BACK_LATE)
       local found, at = {}, copy.shift
-      local _, after = string.find(copy.text, "\n" .. string.match(key, "^.*:limiter:(.*)$") .. " ", 1, true)
+      local _, after = string.find(copy.text, "\n" .. string.match(key, "^.*:v2:limiter:(.*)$") .. " ", 1, true)
       local line = after and string.match(copy.text, "^[^\n]*", after) or ""
       for gap, permits in string.gmatch(line, "(%d+):(%d+)") do
         at = at + tonumber(gap)

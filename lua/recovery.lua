@@ -136,7 +136,12 @@ local Recovery = setmetatable({ rare = function()
       if is_lost == 1 and (is_known or at == 0) then charge_copies(state, key, epoch, now) end
       if is_known then
         if at > 0 then
-          Timeline.uncharge(state.timeline, state.rules, at, permits)
+          -- By now it may have been merged with what came later in a cell of the rules that see it still.
+          local cell
+          for _, rule in ipairs(state.rules) do
+            if at + rule.seen_for > now then cell = min(cell or rule.cell, rule.cell) end
+          end
+          Timeline.uncharge(state.timeline, state.rules, at, permits, cell)
           is_lighter = true
         end
       elseif at == 0 then
@@ -177,7 +182,8 @@ local Recovery = setmetatable({ rare = function()
     else
       local void_from = epoch.opens + 1
       if epoch.unused_from > 0 then void_from = min(void_from, epoch.unused_from) end
-      Timeline.split_off(state.timeline, void_from)
+      -- An entry is kept at the latest instant of its cell: what was used in the cell of that instant stands there, with what was not.
+      Timeline.split_off(state.timeline, Rule.cell_from(void_from, state.rules.cell))
     end
     if epoch.id ~= epoch.memory then doubt(0) end
     state.doubts = doubts

@@ -264,9 +264,14 @@ local Reschedule = setmetatable({ rare = function()
   -- Returns a cursor over the permits of a slot that were booked under a generation: they stand in the slot (`is_here`), in the rows from
   -- `index` of `page` on to the last one before `final`, of which `left` are not claimed, or are lost. Its caller passes over them in
   -- ascending order, so that the permits of a queue cost one way through the rows: `passed` lie before the row at `index`, and `taken` of
-  -- that row are gone.
+  -- that row are gone. A caller that has had no answer yet gives `UNKNOWN`, and gives back what was used: that stands where it was booked, unless
+  -- a change is being followed.
+  local UNKNOWN = 9007199254740990
+
   local function cursor(state, slot, generation)
-    local is_here = generation == state.generation or (generation == state.previous_generation and slot < state.void_from)
+    local is_unknown = generation == UNKNOWN
+    local is_here = generation == state.generation or (is_unknown and not State.is_pending(state))
+      or ((is_unknown or generation == state.previous_generation) and slot < state.void_from)
     local cursor = { state = state, slot = slot, is_here = is_here, left = 0, passed = 0, taken = 0 }
     if is_here or generation ~= state.previous_generation then return cursor end
     local pages, cell, page, index = state.rescheduled, state.rescheduled_cell, state.next_page, state.next_row

@@ -71,6 +71,9 @@ do
     -- A pause matters for the length of the next one, too.
     local at = max(pause.paced_until, pause.paused_until + 2 * pause.length)
     if timeline.moving then at = max(at, state.rescheduled_until) end
+    for index, usage in ipairs(state.external_usage or {}) do
+      if usage.since > 0 then at = max(at, max(usage.since, pause.paused_until) + 2 * rules[index].window) end
+    end
     local most = 0
     for index = 1, #rules do
       local rule = rules[index]
@@ -139,7 +142,8 @@ do
     -- Returns the checkpoint of a rule that nothing was booked under; nil for an algorithm that has none. Where the bookings before
     -- `known_from` are not known, the bucket was empty as late as it can have been to be full again then. A rule that spaces permits is
     -- free then: what it lacks is what was granted last.
-    local function new_checkpoint(rule, known_from)
+    -- It was full when the state was reset behind that.
+    local function new_checkpoint(rule, known_from, reset_at)
       local size = rule.algorithm.CHECKPOINT_SIZE
       if size == 0 then return nil end
       if known_from and rule.is_spaced then return rule.algorithm.lacking(rule, known_from - 1, 0) end
@@ -147,16 +151,16 @@ do
         -- Not a part of a microsecond later: what is not known is charged as far as the bucket would grant it.
         local span, rest = Rule.span_exact(rule, rule.capacity)
         local since = known_from - span - (rest > 0 and 1 or 0)
-        return rule.algorithm.lacking(rule, max(since, 0), rule.capacity)
+        if not reset_at or reset_at < since then return rule.algorithm.lacking(rule, max(since, 0), rule.capacity) end
       end
       local checkpoint = {}
       for index = 1, size do checkpoint[index] = 0 end
       return checkpoint
     end
 
-    local function new_checkpoints(rules, known_from)
+    local function new_checkpoints(rules, known_from, reset_at)
       local checkpoints = {}
-      for index = 1, #rules do checkpoints[index] = new_checkpoint(rules[index], known_from) end
+      for index = 1, #rules do checkpoints[index] = new_checkpoint(rules[index], known_from, reset_at) end
       return checkpoints
     end
 
@@ -177,7 +181,15 @@ do
       state.reset_at = reset_at
       Timeline.keep_from(state.timeline, Timeline.first_from(state.timeline, reset_at + 1))
       state.timeline.full = {}
-      state.checkpoints = new_checkpoints(state.rules)
+      state.checkpoints = new_checkpoints(state.rules, state.known_from, reset_at)
+      -- What was charged for a doubt is gone. To take it back would take what was booked since in its cell.
+      local doubts, kept = state.doubts, {}
+      for index = 1, #doubts, 3 do
+        local is_lost, at, permits = unpack(doubts, index, index + 2)
+        local size = #kept
+        if at == 0 or at > reset_at then kept[size + 1], kept[size + 2], kept[size + 3] = is_lost, at, permits end
+      end
+      state.doubts = kept
       return true
     end
 

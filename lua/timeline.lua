@@ -313,9 +313,11 @@ do
       return pages
     end
 
-    -- Takes back up to that many permits of an instant. Many come in ascending order, not far from each other.
-    local function uncharge(timeline, rules, at, count)
-      local entries, permits, size, cell, index = timeline.at, timeline.permits, timeline.size, rules.cell, timeline.next_back or 1
+    -- Takes back up to that many permits of an instant, from the entry of its cell; without `cell` of the rules' finest. Many come in ascending
+    -- order, not far from each other.
+    local function uncharge(timeline, rules, at, count, cell)
+      local entries, permits, size, index = timeline.at, timeline.permits, timeline.size, timeline.next_back or 1
+      cell = cell or rules.cell
       local NEAR = 6
       local till = min(index + NEAR, size)
       while index < till and entries[index] < at do index = index + 1 end

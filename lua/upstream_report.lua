@@ -13,16 +13,18 @@ do
     return state.external_usage
   end
 
-  local function refuse(usage, now, window, slots)
-    local kept, place_of, known = {}, {}, usage.refused
+  -- Those of a cell are kept as one, at the latest slot, as bookings are: there are no more of them than cells.
+  local function refuse(usage, now, rule, slots)
+    local kept, place_of, known, window, cell = {}, {}, usage.refused, rule.window, rule.cell
     if usage.since == 0 then usage.since = now end
     local function keep(slot, permits)
-      local place = place_of[slot]
+      local first = Rule.cell_start(slot, cell)
+      local place = place_of[first]
       if not place then
         place = #kept + 1
-        place_of[slot], kept[place], kept[place + 1] = place, slot, 0
+        place_of[first], kept[place], kept[place + 1] = place, slot, 0
       end
-      kept[place + 1] = kept[place + 1] + permits
+      kept[place], kept[place + 1] = max(kept[place], slot), kept[place + 1] + permits
     end
     for index = 1, #known, 2 do
       if known[index] + 2 * window > now then keep(known[index], known[index + 1]) end
@@ -56,7 +58,7 @@ do
   local function observe_refused(state, now, slots)
     local usages = usages_of(state)
     for index, rule in ipairs(state.rules) do
-      if rule.algorithm.window_start then refuse(usages[index], now, rule.window, slots) end
+      if rule.algorithm.window_start then refuse(usages[index], now, rule, slots) end
     end
   end
 

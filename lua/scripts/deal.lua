@@ -105,7 +105,7 @@ do
   for _, slip in ipairs(line.slips) do
     if void_from and not slip[8] and slip[6] >= void_from then slip[8] = known end
     if slip[8] and slip[1] == replica then
-      give_back(slip[6], slip[7], slip[3], function(index) return slip[8][index] or 0 end)
+      give_back(slip[6], slip[7], slip[3], function(index) return slip[8][index] or -1 end)
     else
       kept[#kept + 1] = slip
     end

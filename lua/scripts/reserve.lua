@@ -25,6 +25,8 @@
 --   lead              how far ahead of now they are booked at least, but no further than they wait: the answer takes so long
 --   queue_slots_left  how many of them may be given a slot in the future
 --   refusal_budget    how many requests like the first refused one that is spread the caller may refuse without asking
+--   taken_back_until  until when permits are taken back, 0: at any time. A call that comes later may have been carried out before, longer ago
+--                     than is remembered: what it gives back counts as used
 -- Returns      one MessagePack array:
 --              { { now, epoch, when it opens or 0, last reset or 0, memory },
 --                { { generation, void_from, previous generation, { available permits of each rule }, paused until or 0, 1 if replicas
@@ -40,7 +42,7 @@
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
 local given_now, lease, replica, call, known_epoch, run, settle, channel, callers, given_back, reschedule, reschedule_wait, runs,
-  replaced, prefetched, lead, queue_slots_left, refusal_budget = cmsgpack.unpack(ARGV[1])
+  replaced, prefetched, lead, queue_slots_left, refusal_budget, taken_back_until = cmsgpack.unpack(ARGV[1])
 local limiters = #callers / 2
 local order_key, epoch_key, earlier_key, live_key, moved_key = unpack(KEYS, limiters + 1, limiters + 5)
 local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS, 1, limiters + 3))
@@ -74,6 +76,7 @@ local answered = QueueOrder.answered(order, replica, call)
 if answered == "" then return redis.error_reply("REPEATED the call was carried out before") end
 if answered then return answered end
 QueueOrder.open(order, now, states)
+if taken_back_until > 0 and now > taken_back_until then given_back = {} end
 
 -- ---- steps over all limiters of the queue ----
 

@@ -119,6 +119,7 @@ struct Reserve<'a> {
     lead: u64,
     queue_slots_left: u64,
     refusal_budget: u64,
+    taken_back_until: u64,
 }
 
 /// Returns the arguments of `reserve.lua`. `number` is the call's among those of the replica; zero: it is never repeated.
@@ -150,6 +151,7 @@ pub(super) fn reserve(
         lead: call.lead.0,
         queue_slots_left: call.queue_slots_left,
         refusal_budget: call.refusal_budget,
+        taken_back_until: call.taken_back_until.0,
     };
     Arguments::new(keys, &values)
 }

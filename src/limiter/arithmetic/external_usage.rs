@@ -6,6 +6,7 @@
 //! one. Pure. The twin is `lua/external_usage.lua`.
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::cell::cell_start;
 use crate::limiter::model::Remaining;
 
 /// The margin left to others beyond their expected usage: 1/16 of it.
@@ -62,6 +63,11 @@ impl ExternalUsage {
         more
     }
 
+    /// Returns the instant from which the usage does not matter, if nothing more is observed.
+    pub(in crate::limiter) fn expires(&self, window: Micros, paused_until: Micros) -> Micros {
+        if self.since > Micros::ZERO { self.since.max(paused_until) + window + window } else { Micros::ZERO }
+    }
+
     /// Returns whether the bookings ahead were placed by an outdated external usage: others use more now, or so much less
     /// that the bookings should move up.
     pub(in crate::limiter) fn is_unheeded(&self, rate: u64) -> bool {
@@ -74,14 +80,20 @@ impl ExternalUsage {
         self.heeded = self.permits();
     }
 
-    /// Notes that the upstream rejected permits of these slots, and does not count them. A rejection matters as long as its
-    /// booking, so there are no more of them than bookings.
-    pub(in crate::limiter) fn refuse(&mut self, now: Micros, window: Micros, slots: &[(Micros, u64)]) {
+    /// Notes that the upstream rejected permits of these slots, and does not count them. Those of a cell are kept as one, at the latest slot, as
+    /// bookings are: there are no more of them than cells.
+    pub(in crate::limiter) fn refuse(
+        &mut self,
+        now: Micros,
+        (window, cell): (Micros, Micros),
+        slots: &[(Micros, u64)],
+    ) {
         self.since = if self.since == Micros::ZERO { now } else { self.since };
         self.refused.retain(|(at, _)| *at + window + window > now);
         for (slot, permits) in slots {
-            match self.refused.iter_mut().find(|(at, _)| at == slot) {
-                Some((_, refused)) => *refused += permits,
+            let first = cell_start(*slot, cell);
+            match self.refused.iter_mut().find(|(at, _)| cell_start(*at, cell) == first) {
+                Some((at, refused)) => (*at, *refused) = ((*at).max(*slot), *refused + permits),
                 None => self.refused.push((*slot, *permits)),
             }
         }
@@ -138,13 +150,24 @@ mod tests {
         let at = |millis: u64| Micros::from_millis(10_000 + millis);
         assert_eq!(usage.compared_for(WINDOW), WINDOW);
         for (now, slot, permits) in [(20, 0, 3), (21, 0, 1), (500, 480, 2), (1100, 1000, 1)] {
-            usage.refuse(at(now), WINDOW, &[(at(slot), permits)]);
+            usage.refuse(at(now), (WINDOW, Micros::ONE), &[(at(slot), permits)]);
         }
         assert_eq!(usage.compared_for(WINDOW), WINDOW + WINDOW);
         let between = |usage: &ExternalUsage, from: u64, until: u64| usage.refused(at(from), at(until));
         assert_eq!([between(&usage, 0, 1000), between(&usage, 0, 480), between(&usage, 1, 479)], [7, 6, 0]);
-        usage.refuse(at(2300), WINDOW, &[(at(2300), 1)]);
+        usage.refuse(at(2300), (WINDOW, Micros::ONE), &[(at(2300), 1)]);
         assert_eq!((between(&usage, 0, 3000), usage.refused.len()), (4, 3));
+    }
+
+    #[test]
+    fn rejections_of_a_cell_are_kept_as_one() {
+        let mut usage = ExternalUsage::default();
+        let at = |millis: u64| Micros::from_millis(10_000 + millis);
+        for slot in (0..1000).rev() {
+            usage.refuse(at(1000), (WINDOW, Micros::from_millis(100)), &[(at(slot), 2)]);
+        }
+        assert_eq!((usage.refused.len(), usage.refused(at(0), at(1000))), (10, 2000));
+        assert!(usage.refused.contains(&(at(999), 200)), "{:?}", usage.refused);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::cell::{Entry, cell_start};
 use crate::limiter::arithmetic::search::Search;
-use crate::limiter::model::Generation;
+use crate::limiter::model::{Generation, UNKNOWN_GENERATION};
 
 /// The permits of one slot, which a queue claims or gives back in ascending order: one way through the places that a change gave
 /// them.
@@ -163,10 +163,13 @@ impl Reschedule {
         generation == self.generation.number || generation == self.generation.before
     }
 
-    /// Returns a cursor over the permits that were booked at `slot` under a generation.
+    /// Returns a cursor over the permits that were booked at `slot` under a generation. A caller that has had no answer yet knows none, and gives
+    /// back what was used: that stands where it was booked, unless a change is being followed.
     pub fn cursor(&self, slot: Micros, generation: u64) -> Cursor {
         let Generation { number, void_from, before } = self.generation;
-        if generation == number || (generation == before && slot < void_from) {
+        let is_unknown = generation == UNKNOWN_GENERATION;
+        let is_before = (is_unknown || generation == before) && slot < void_from;
+        if generation == number || is_before || (is_unknown && !self.is_pending()) {
             return Cursor::Here { slot };
         }
         if generation != before {

@@ -246,7 +246,7 @@ impl LimiterState {
     pub fn observe_refused(&mut self, now: Micros, slots: &[(Micros, u64)]) {
         for (external, rule) in self.external_usage.iter_mut().zip(&self.rules) {
             if rule.has_windows() {
-                external.refuse(now, rule.window, slots);
+                external.refuse(now, (rule.window, rule.cell), slots);
             }
         }
     }
@@ -379,7 +379,10 @@ impl LimiterState {
         let entries = self.timeline.entries();
         let rules = self.rules.iter().zip(&self.checkpoints);
         let expires = rules.map(|(rule, checkpoint)| rule.kind.expires(rule.quota(), checkpoint, entries));
+        let external = self.external_usage.iter().zip(&self.rules);
+        let external = external.map(|(usage, rule)| usage.expires(rule.window, self.pause.until()));
         expires
+            .chain(external)
             .max()
             .unwrap_or_default()
             .max(self.opens_at)

@@ -75,6 +75,24 @@ impl Timeline {
         self.entries.truncate(kept);
     }
 
+    /// Prunes a timeline that keeps the bookings ahead of `now` one by one: those that have come are merged, each with the others of its
+    /// cell.
+    pub fn prune_past(&mut self, now: Micros, rules: &[Rule], seen_for: impl Fn(usize, &Rule) -> Micros) {
+        let ahead = self.split_off(now + Micros::ONE);
+        self.prune(now, rules, &[], seen_for);
+        let cell = finest_cell(rules);
+        if cell > Micros::ONE {
+            self.entries.dedup_by(|later, kept| {
+                let is_one = is_one(rules, cell, kept.at, later.at);
+                if is_one {
+                    (kept.at, kept.permits) = (later.at, kept.permits + later.permits);
+                }
+                is_one
+            });
+        }
+        self.entries.extend(ahead);
+    }
+
     /// Books `permits` at `at`. The cells of the first `after` entries start at `at` or before; `is_one` decides whether an
     /// entry's instant and `at` are kept as one. Returns whether a new entry was made among the first.
     pub fn charge(

@@ -6,6 +6,10 @@ use std::sync::Arc;
 /// The number of no generation: permits that are said to be booked under it stay where they are.
 pub const NO_GENERATION: u64 = (1 << 53) - 1;
 
+/// The number that a caller gives which has had no answer yet. Permits that it gives back were used: they stand where they were booked, unless a
+/// change is being followed.
+pub const UNKNOWN_GENERATION: u64 = NO_GENERATION - 1;
+
 /// The generation of the limits of each limiter of a queue. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Generations(Arc<[u64]>);

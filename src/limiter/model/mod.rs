@@ -24,11 +24,11 @@ pub mod upstream_report;
 pub mod write_back;
 
 pub use calendar_windows::{CalendarWindows, Period, Stretch, window_of};
-pub use call::{Answer, Call, Freed, Generation, Holding, Run};
+pub use call::{Answer, CALL_KEPT, Call, Freed, Generation, Holding, Run};
 pub use clock_step::{Step, stepped};
 pub use costs::{Costs, TrueCost};
 pub use epoch::{Epoch, Reset};
-pub use generations::{Generations, NO_GENERATION};
+pub use generations::{Generations, NO_GENERATION, UNKNOWN_GENERATION};
 pub use grant_copy::{CopyExchange, GrantCopy};
 pub use heartbeat::{Heartbeat, HeartbeatAnswer, Member, Moved, Reported, Reports};
 pub use limit::{

@@ -1,7 +1,7 @@
 //! The permits that a call to a store has granted, and the windows in which they matter. Pure.
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::cell::cell_start;
+use crate::limiter::arithmetic::cell::{Entry, cell_start};
 use crate::limiter::arithmetic::rule::{Rule, finest_cell, is_one};
 use crate::limiter::arithmetic::timeline::Timeline;
 use crate::limiter::model::{Answer, Call, Outcome};
@@ -60,10 +60,21 @@ fn pair<T: Copy>(
     })
 }
 
-/// Adds permits to a timeline that is kept as precisely as these windows need.
-pub(in crate::limiter) fn charge(timeline: &mut Timeline, windows: &[Rule], at: Micros, permits: u64) {
+/// Adds permits to a timeline that is kept as precisely as these windows need until `exact_from`, and instant by instant behind that.
+pub(in crate::limiter) fn charge(
+    timeline: &mut Timeline,
+    windows: &[Rule],
+    (at, permits): (Micros, u64),
+    exact_from: Micros,
+) {
+    if at > exact_from {
+        let after = timeline.entries().partition_point(|entry| entry.at <= at);
+        timeline.charge(after, at, permits, |other| other == at);
+        return;
+    }
     let cell = finest_cell(windows);
-    let after = timeline.entries().partition_point(|entry| cell_start(entry.at, cell) <= at);
+    let is_before = |entry: &Entry| entry.at <= exact_from && cell_start(entry.at, cell) <= at;
+    let after = timeline.entries().partition_point(is_before);
     let is_one = |other: Micros| is_one(windows, cell, at.min(other), at.max(other));
     timeline.charge(after, at, permits, is_one);
 }

@@ -3,8 +3,8 @@
 //! When the store has lost its memory, each replica writes back its own grants, so that the windows in progress stay charged.
 //! Grants from the time when the store was unreachable are written back when it returns.
 //!
-//! Pure. There is one page per limiter and partition. It is kept while its grants matter to the limits, and is at most as large as
-//! the state in the store.
+//! Pure. There is one page per limiter and partition. It is kept while its grants matter to the limits. Slots ahead are kept one by one, those
+//! that have come as precisely as the state in the store: when slots ahead are void, nothing that was used goes with them.
 
 use std::cmp::Reverse;
 use std::fmt::Write;
@@ -15,7 +15,7 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::timeline::Timeline;
 use crate::limiter::model::{
-    Answer, Call, Holding, Limiter, LimiterName, NO_GENERATION, Partition, Reset, Step,
+    Answer, Call, Holding, Limiter, LimiterName, NO_GENERATION, Partition, Reset, Step, stepped,
 };
 use crate::limiter::recovery::grants::{charge, granted_of, window};
 use crate::limiter::recovery::offline_grants::{OfflineGrants, OfflineRecord, OwnPart};
@@ -24,6 +24,9 @@ use crate::limiter::store::expiry::Expiring;
 /// The most pages: some 30 MB. Grants under further limiters and partitions are not written back, and the store charges all that
 /// this replica may have been granted.
 const PAGES_MAX: usize = 100_000;
+
+/// Later than any instant.
+const FAR: Micros = Micros(u64::MAX);
 
 type Key = (LimiterName, Option<Partition>);
 
@@ -35,6 +38,8 @@ pub(in crate::limiter) struct Ledger {
     has_unreported: bool,
     /// The store's memory to which the pages' grants belong.
     memory: u64,
+    /// How often grants from another part of the store were taken over since that memory began.
+    takeovers: u64,
     /// The number of changes of what the store knows of the grants.
     changes: u64,
     /// Until when grants matter that found no page, by the store's clock.
@@ -67,8 +72,9 @@ pub(in crate::limiter) struct LedgerCopy {
 
 /// Grants under one limiter or partition that the store does not know.
 pub(in crate::limiter) enum Unreported {
-    /// The store has forgotten them. Its memory now, and their instants by its clock and their permits, ascending.
-    Forgotten { memory: u64, entries: Vec<Entry> },
+    /// The store has forgotten them, or never knew. The number of what this write tells it, their instants by its clock and their permits,
+    /// ascending.
+    Forgotten { number: u64, entries: Vec<Entry> },
     /// They were made without the store.
     Offline(OfflineGrants),
 }
@@ -156,7 +162,11 @@ impl Ledger {
         self.has_unreported = true;
         for own in parts {
             let key = key(&own.whole);
-            let Some(mut page) = take(&mut self.pages, &key) else { continue };
+            let Some(mut page) = take(&mut self.pages, &key) else {
+                // The store's clock is not known here, and hardly another one.
+                self.miss(&own.whole, granted.iter().map(|(at, _)| *at).max());
+                continue;
+            };
             page.follow(&own.whole);
             page.offline.record(now, own, &page.windows, granted);
             let expires = page.expires();
@@ -202,10 +212,10 @@ impl Ledger {
         limiter_ref: &LimiterRef,
         now: Micros,
     ) -> Option<Unreported> {
+        let number = self.number();
         let page = self.pages.get_mut(&key(limiter_ref))?;
         if !page.forgotten.entries().is_empty() {
-            let (memory, entries) = (self.memory, page.forgotten.entries().to_vec());
-            return Some(Unreported::Forgotten { memory, entries });
+            return Some(Unreported::Forgotten { number, entries: page.forgotten.entries().to_vec() });
         }
         page.offline.next_part(now, &page.windows).map(Unreported::Offline)
     }
@@ -219,11 +229,12 @@ impl Ledger {
         now: Micros,
     ) {
         let key = key(limiter_ref);
-        let Some(mut page) = self.pages.remove(&key) else { return };
+        let number = self.number();
+        let Some(mut page) = self.pages.take(&key) else { return };
         self.changes += 1;
         let entries = match part {
-            // Meanwhile the store may have lost its memory again.
-            Unreported::Forgotten { memory, .. } if *memory != self.memory => Vec::new(),
+            // Meanwhile the store may have lost its memory again, or grants were taken over: all of them are told once more.
+            Unreported::Forgotten { number: told, .. } if *told != number => Vec::new(),
             Unreported::Forgotten { .. } => std::mem::take(&mut page.forgotten).entries().to_vec(),
             Unreported::Offline(part) => {
                 let moved = |entry: Entry| Entry { at: (store_now + entry.at) - now, ..entry };
@@ -231,28 +242,39 @@ impl Ledger {
                 confirmed.map(|part| part.entries.into_iter().map(moved).collect()).unwrap_or_default()
             }
         };
-        entries.iter().for_each(|entry| charge(&mut page.granted, &page.windows, entry.at, entry.permits));
+        entries.iter().for_each(|entry| page.charge(entry.at, entry.permits, store_now));
         let expires = page.expires();
         self.pages.put(key, page, expires);
+    }
+
+    /// Returns the number of what is written back: the store's memory, and more with each takeover, so that it counts what comes later. The next
+    /// memory is the instant of its beginning, and so far ahead of it.
+    fn number(&self) -> u64 {
+        self.memory + self.takeovers
     }
 
     /// Takes over what another ledger knows of a limiter whose state moves to this one's part of the store: that part does not have it.
     pub(in crate::limiter) fn take_over(&mut self, limiter: &Limiter, other: &Ledger) {
         for (key, from) in other.pages.iter().filter(|(key, _)| key.0 == limiter.name) {
-            let Some(mut page) = take(&mut self.pages, key) else { continue };
+            let Some(mut page) = take(&mut self.pages, key) else {
+                let last = from.granted.last().max(from.forgotten.last());
+                from.limiter_ref.iter().for_each(|limiter_ref| self.miss(limiter_ref, last));
+                continue;
+            };
             if page.windows.is_empty() {
                 let group = limiter.group.clone();
                 let limiter_ref = from.limiter_ref.clone().map(|known| LimiterRef { group, ..known });
                 (page.limiter_ref, page.windows) = (limiter_ref, from.windows.clone());
             }
             for entry in from.granted.entries().iter().chain(from.forgotten.entries()) {
-                charge(&mut page.forgotten, &page.windows, entry.at, entry.permits);
+                page.forget(*entry);
             }
             self.has_unreported |= page.is_pending();
             let expires = page.expires();
             self.pages.put(key.clone(), page, expires);
         }
         self.changes += 1;
+        self.takeovers += 1;
     }
 
     /// Returns the permits of a limiter that the store has granted from an instant of its clock on.
@@ -265,14 +287,12 @@ impl Ledger {
     /// Notes that the store has lost its memory at `latest` of its clock: grants up to then are to be written back, and later
     /// bookings are void. `memory` is its new one.
     pub(in crate::limiter) fn forget(&mut self, memory: u64, latest: Micros) {
-        self.memory = memory;
+        (self.memory, self.takeovers) = (memory, 0);
         self.changes += 1;
         self.void_after(latest);
         for (_, page) in self.pages.iter_mut() {
             let granted = std::mem::take(&mut page.granted);
-            for entry in granted.entries() {
-                charge(&mut page.forgotten, &page.windows, entry.at, entry.permits);
-            }
+            granted.entries().iter().for_each(|entry| page.forget(*entry));
             self.has_unreported |= page.is_pending();
         }
     }
@@ -292,6 +312,7 @@ impl Ledger {
             page.granted.step(step);
             page.forgotten.step(step);
         });
+        self.incomplete_until = stepped(self.incomplete_until, step);
     }
 
     /// Removes the grants of a limiter, or of one partition, from before its reset. `local_at` is the instant of the reset by
@@ -356,11 +377,21 @@ impl Page {
 
     /// Charges the bookings of a call, and uncharges the holdings that it gave back or rescheduled.
     fn record(&mut self, gone: &[&[Holding]], charged: &[(Micros, u64)], now: Micros) {
-        self.granted.prune(now, &self.windows, &[], |_, rule| rule.window);
+        self.granted.prune_past(now, &self.windows, |_, rule| rule.window);
         for holding in gone.iter().copied().flatten() {
             self.granted.uncharge(holding.slot, holding.cost * holding.count, &self.windows);
         }
-        charged.iter().for_each(|(at, permits)| charge(&mut self.granted, &self.windows, *at, *permits));
+        charged.iter().for_each(|(at, permits)| self.charge(*at, *permits, now));
+    }
+
+    /// Charges permits that the store has granted, at `now` of its clock.
+    fn charge(&mut self, at: Micros, permits: u64, now: Micros) {
+        charge(&mut self.granted, &self.windows, (at, permits), now);
+    }
+
+    /// Adds a grant to those that the store has forgotten.
+    fn forget(&mut self, Entry { at, permits }: Entry) {
+        charge(&mut self.forgotten, &self.windows, (at, permits), FAR);
     }
 
     fn is_pending(&self) -> bool {

@@ -66,7 +66,7 @@ impl OfflineRecord {
     ) {
         self.follow(own);
         self.prune(now, windows);
-        granted.iter().for_each(|(at, permits)| charge(&mut self.granted, windows, *at, *permits));
+        granted.iter().for_each(|grant| charge(&mut self.granted, windows, *grant, Micros(u64::MAX)));
     }
 
     /// Takes on this replica's part of the limits. What earlier ones lacked, changed ones lack.

@@ -99,7 +99,8 @@ impl StoreSession {
         }
         let mut actions = Vec::new();
         let mut state = self.state();
-        state.on(event, now, &mut actions);
+        // Time may have passed until the lock was free, in which permits were used by what was known before.
+        state.on(event, now.max(self.moment()), &mut actions);
         let Session { link, followed, .. } = *state;
         let clock = state.clock();
         let known = Known { link, clock, epoch_least: state.epoch_least(), followed };

@@ -67,11 +67,6 @@ impl<K: Clone + Ord + Hash, S: Default> Expiring<K, S> {
         self.states.get_mut(key).map(std::mem::take)
     }
 
-    /// Removes a state; put back, it may expire sooner.
-    pub(in crate::limiter) fn remove(&mut self, key: &K) -> Option<S> {
-        self.states.remove(key)
-    }
-
     /// Puts a state. Returns whether its key is new.
     pub(in crate::limiter) fn put(&mut self, key: K, state: S, expires: Micros) -> bool {
         if let Some(place) = self.states.get_mut(&key) {

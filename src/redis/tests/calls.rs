@@ -8,8 +8,11 @@ use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::UNKNOWN_GENERATION;
 use crate::limiter::model::call::{Answer, Call, Holding, Outcome, Run};
 use crate::limiter::model::limit::LimiterName;
+use crate::limiter::model::pause::PauseByHand;
+use crate::redis::tests::fleet::{Fleet, SECOND, granted};
 use crate::redis::tests::lua_parity::rules;
 use crate::redis::tests::{START, TestStore, at};
 
@@ -116,4 +119,61 @@ fn a_repeated_call_is_counted_once() {
     let last = next.outcomes.last().map(|(_, outcome)| *outcome);
     // 36 permits at 10 in 10 s: the last ones in the fourth window.
     assert_eq!(last, Some(Outcome::Booked(Micros(START + 30_000_000))));
+}
+
+/// The store remembers a call for a second. One that is repeated later seems new, and its slots are another's by then.
+#[test]
+fn a_call_that_comes_too_late_gives_nothing_back() {
+    for (until, free) in [(0, 4), (1_000_000, 4), (999_999, 0)] {
+        let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+        let epoch = fleet.begin(0);
+        assert_eq!(granted(&fleet.ask(500_000, epoch, 10)).0, 10);
+        let call = Call {
+            replica: 1,
+            epoch,
+            generations: vec![fleet.ask(600_000, epoch, 0).generations[0].number],
+            give_back: vec![Holding { slot: Micros(START + 500_000), cost: 1, count: 4 }],
+            taken_back_until: Micros(if until == 0 { 0 } else { START + until }),
+            ..Call::default()
+        };
+        fleet.call(1_000_000, &call);
+        assert_eq!(fleet.available(1_000_000), free, "{until}");
+    }
+}
+
+/// A request whose queue has ended since costs less than it took: the queue that tells of it has not called before.
+#[test]
+fn a_refund_of_a_queue_that_has_ended_is_taken_back() {
+    for is_moved in [false, true] {
+        let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+        let epoch = fleet.begin(0);
+        let mut used = 500_000;
+        if is_moved {
+            // Those that wait move with a pause, and nobody follows them.
+            fleet.ask(500_000, epoch, 15);
+            let before = fleet.ask(600_000, epoch, 0).generations[0].number;
+            let context = fleet.context(700_000);
+            let pause = PauseByHand { lasting: Micros(15 * SECOND), ago: Micros::ZERO, replica: 1 };
+            fleet.store.pause(&context, &fleet.limiter_ref.clone(), &pause);
+            fleet.keep_alive(700_000, 5 * SECOND, epoch);
+            fleet.ask(5 * SECOND, epoch, 0);
+            fleet.keep_alive(5 * SECOND, 30 * SECOND, epoch);
+            assert!(fleet.ask(30 * SECOND, epoch, 0).generations[0].number > before);
+            used = 40 * SECOND;
+            fleet.keep_alive(30 * SECOND, used, epoch);
+        }
+        assert_eq!(granted(&fleet.ask(used, epoch, 10)).0, 10);
+        let holding = Holding { slot: Micros(START + used), cost: 1, count: 6 };
+        let give_back = |generation| Call {
+            replica: 2,
+            epoch,
+            generations: vec![generation],
+            give_back: vec![holding],
+            ..Call::default()
+        };
+        fleet.call(used + 100_000, &give_back(7));
+        assert_eq!(fleet.available(used + 100_000), 0, "booked under another generation");
+        fleet.call(used + 100_000, &give_back(UNKNOWN_GENERATION));
+        assert_eq!(fleet.available(used + 100_000), 6);
+    }
 }

@@ -8,6 +8,7 @@ use crate::limiter::arithmetic::algorithm::warm_up::WarmUp;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::call::{Call, Holding, Outcome, Run};
 use crate::limiter::model::epoch::Epoch;
+use crate::limiter::model::heartbeat::Reported;
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::pause::PauseRequest;
 use crate::limiter::model::upstream_report::UpstreamReport;
@@ -295,6 +296,26 @@ fn a_reset_survives_write_backs_and_new_epochs() {
         fleet.run = "two";
         let second = fleet.ask(4 * SECOND, epoch, 1).epoch;
         assert_eq!((second.id > epoch, second.reset_at), (true, Micros(START + 2 * SECOND)));
+    }
+}
+
+/// It is told with each new epoch, and a bucket counted as full since then, whatever was taken from it later.
+#[test]
+fn a_reset_of_long_ago_fills_no_bucket_when_memory_is_lost() {
+    // Each second one permit flows in, and one is taken. The last nine are written back.
+    let each_second: Vec<(i64, u64)> = (1..10).rev().map(|second| (second * 1_000_000, 1)).collect();
+    for (reset_at, taken, left) in [(2, each_second, 0..=2), (39, vec![(500_000, 1)], 8..=10)] {
+        let mut fleet = Fleet::new(Kind::Bucket(Bucket { burst: 10 }));
+        let epoch = fleet.begin(0);
+        fleet.reset(reset_at * SECOND).unwrap();
+        fleet.ask(reset_at * SECOND + 100_000, epoch, 1);
+        fleet.run = "two";
+        let second = fleet.renew(40 * SECOND, epoch);
+        fleet.write_back(40_100_000, &lost(1, second, &taken));
+        fleet.beat(40_200_000, 1, second, Reported { memory: second, epoch: second });
+        fleet.keep_alive(40_200_000, 41 * SECOND, second);
+        let at_once = granted(&fleet.ask(41 * SECOND, second, 10)).0;
+        assert!(left.contains(&at_once), "{at_once} with a reset at {reset_at} s");
     }
 }
 

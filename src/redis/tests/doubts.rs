@@ -5,9 +5,11 @@ use crate::limiter::arithmetic::algorithm::bucket::Bucket;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::model::call::{Call, Run};
 use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::grant_copy::{CopyExchange, GrantCopy};
 use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer, Member, Reported};
+use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::write_back::{Unknown, WriteBack};
 use crate::redis::tests::fleet::{Fleet, SECOND, granted, lost};
 use crate::redis::tests::{LEASE, START};
@@ -77,13 +79,23 @@ fn all_is_charged_that_a_bucket_holds() {
 
 /// The first replica restores a copy of the second one's grants: four permits a tenth of a second after the start.
 fn restore(fleet: &mut Fleet, after: u64, epoch: u64, is_final: bool) -> HeartbeatAnswer {
+    restore_line(fleet, (after, epoch), is_final, "a")
+}
+
+/// Does the same for a state of this name.
+fn restore_line(
+    fleet: &mut Fleet,
+    (after, epoch): (u64, u64),
+    is_final: bool,
+    name: &str,
+) -> HeartbeatAnswer {
     let copy = GrantCopy {
         replica: 2,
         number: 7,
         is_final,
         shift: 0,
         written: Micros(START + SECOND + 150_000),
-        text: format!("\nother 1:1\na {}:4", START + 100_000).into(),
+        text: format!("\nother 1:1\n{name} {}:4", START + 100_000).into(),
     };
     let heartbeat = Heartbeat {
         replica: 1,
@@ -139,6 +151,106 @@ fn a_late_report_takes_the_place_of_what_was_charged() {
     // Three and one are in use, and who was booked meanwhile moves up.
     fleet.ask(3 * SECOND, second, 0);
     assert_eq!(fleet.available(3 * SECOND), 6);
+}
+
+/// An operator resets a limit that is closed by what nobody knows. The charge is gone then, and others have the cell where it was.
+#[test]
+fn a_late_report_takes_nothing_back_of_a_charge_that_was_reset() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let rules = fleet.limiter_ref.rules.iter();
+    fleet.limiter_ref.rules = rules.map(|rule| Rule { cell: Micros(4 * SECOND), ..rule.clone() }).collect();
+    let second = lose_with_two(&mut fleet, 4, &[(200_000, 3)]);
+    fleet.ask(SECOND + 600_000, second, 0);
+    assert_eq!(fleet.available(SECOND + 600_000), 0);
+    fleet.reset(SECOND + 700_000).unwrap();
+    fleet.keep_alive(SECOND + 700_000, 2 * SECOND, second);
+    assert_eq!(granted(&fleet.ask(2 * SECOND, second, 0)).0, 0);
+    assert_eq!(granted(&fleet.ask(2_100_000, second, 7)).0, 7);
+    fleet.keep_alive(2_100_000, 3 * SECOND, second);
+    fleet.write_back(3 * SECOND, &lost(2, second, &[(2_900_000, 4)]));
+    fleet.beat(3 * SECOND, 2, second, Reported { memory: second, epoch: second });
+    fleet.ask(3 * SECOND, second, 0);
+    assert_eq!(fleet.available(3 * SECOND), 3);
+}
+
+/// A booking is kept at the latest instant of its cell. With the slots ahead all that was used in it would go.
+#[test]
+fn a_silence_voids_no_use_in_the_cell_of_slots_ahead() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let rules = fleet.limiter_ref.rules.iter();
+    fleet.limiter_ref.rules = rules.map(|rule| Rule { cell: Micros(4 * SECOND), ..rule.clone() }).collect();
+    let first = fleet.begin(0);
+    let beat = |fleet: &mut Fleet, after, known, epoch| {
+        for replica in [1, 2] {
+            fleet.beat(after, replica, known, Reported { memory: first, epoch });
+        }
+    };
+    beat(&mut fleet, 600_000, first, first);
+    let book = |cost, lead| Call {
+        replica: 1,
+        epoch: first,
+        generations: vec![0],
+        runs: vec![Run { cost, wait_max: Micros(20 * SECOND), count: 1 }],
+        prefetched: 1,
+        lead: Micros(lead),
+        queue_slots_left: 9,
+        ..Call::default()
+    };
+    fleet.call(SECOND, &book(6, 0));
+    fleet.call(1_100_000, &book(2, 2_400_000));
+    beat(&mut fleet, 1_100_000, first, first);
+    let answer = fleet.ask(1_800_000, first, 0).epoch;
+    assert_eq!((answer.id > first, answer.memory), (true, first));
+    fleet.hear(1_800_000, answer.id);
+    beat(&mut fleet, 1_900_000, answer.id, answer.id);
+    fleet.keep_alive(1_900_000, 2_400_000, answer.id);
+    assert_eq!(granted(&fleet.ask(2_400_000, answer.id, 10)).0, 2);
+}
+
+/// Behind its second a booking is seen by the longer window alone, and one with the others of its cell.
+#[test]
+fn a_late_report_takes_a_charge_back_that_was_merged_with_later_bookings() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let rule = |rate, seconds, cell| Rule {
+        rate,
+        window: Micros(seconds * SECOND),
+        cell,
+        kind: Kind::SlidingWindow(SlidingWindow),
+    };
+    fleet.limiter_ref.rules = [rule(10, 1, Micros::ONE), rule(100, 60, Micros(4 * SECOND))].into();
+    let first = fleet.begin(0);
+    for replica in [1, 2] {
+        fleet.beat(600_000, replica, first, Reported { memory: first, epoch: first });
+    }
+    assert_eq!(granted(&fleet.ask(SECOND, first, 4)).0, 4);
+    let second = fleet.ask(1_200_001, first, 0).epoch.id;
+    fleet.hear(1_200_001, second);
+    let reported = Reported { memory: first, epoch: second };
+    fleet.beat(1_300_000, 1, second, reported);
+    let left = |fleet: &mut Fleet, after| {
+        let view = fleet.store.inspect(&fleet.context(after), &fleet.limiter_ref.clone());
+        view.available[1]
+    };
+    fleet.keep_alive(1_300_000, 1_900_000, second);
+    assert_eq!(granted(&fleet.ask(1_900_000, second, 1)).1.is_some(), left(&mut fleet, 1_900_000) < 95);
+    fleet.keep_alive(1_900_000, 4 * SECOND, second);
+    fleet.ask(4 * SECOND, second, 0);
+    assert!(left(&mut fleet, 4 * SECOND) < 95, "what the second was granted is not known");
+    fleet.beat(4_100_000, 2, second, reported);
+    fleet.ask(4_100_000, second, 0);
+    assert_eq!(left(&mut fleet, 4_100_000), 95);
+}
+
+/// The name of a limiter stands in the keys of its states behind a word that may be the name of a limiter.
+#[test]
+fn a_copy_of_a_limiter_of_any_name_is_charged() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let partition = crate::limiter::Partition::of([Some(&b"tenant"[..])]);
+    fleet.limiter_ref.name = LimiterName::parse("limiter").unwrap();
+    fleet.limiter_ref.partition = Some(partition);
+    let second = lose_with_two(&mut fleet, 4, &[(200_000, 3)]);
+    restore_line(&mut fleet, (SECOND + 300_000, second), true, &format!("limiter:{partition}"));
+    assert_eq!(granted(&fleet.ask(2 * SECOND, second, 10)).0, 3);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::core::events::{Around, Event};
 use super::settle_pauses::settle_pauses;
 use super::state::Worker;
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Answer, Call, Epoch, Generations, Holding};
+use crate::limiter::model::{Answer, CALL_KEPT, Call, Epoch, Generations, Holding};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::recovery::grants::granted;
 use crate::limiter::recovery::link::{Link, SessionEvent};
@@ -51,12 +51,12 @@ impl Worker {
         if let Some(line) = &mut call.line {
             line.expected = self.queue.expected_costs.parts(self.queue.instances.len(), line.ceilings);
         }
-        let call = Arc::new(Call {
+        let call = Call {
             replica: self.fallback.replica,
             epoch: self.session.epoch_least(),
             refusal_budget: self.queue.refusal_budget(around.now),
             ..call
-        });
+        };
         let limiter_refs = self.calling.limiter_refs.clone();
         let (session, fallback) = (self.session.clone(), self.fallback.clone());
         let (queue, siblings) = (self.queue.clone(), self.siblings.clone());
@@ -64,7 +64,11 @@ impl Worker {
         let outage = self.core.outage();
         self.calling.under_way = Some(Box::pin(async move {
             let place = session.gate.enter(since).await;
-            let made = MadeCall { call, limiter_refs, at: session.moment() };
+            let at = session.moment();
+            let taken_back_until =
+                session.clock().map_or(Micros::ZERO, |clock| clock.earliest(at) + CALL_KEPT);
+            let call = Arc::new(Call { taken_back_until, ..call });
+            let made = MadeCall { call, limiter_refs, at };
             if is_vain(&session, outage) {
                 return (made, CallEnd::NotMade);
             }

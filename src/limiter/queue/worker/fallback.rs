@@ -183,6 +183,16 @@ impl Worker {
         }
     }
 
+    /// Records permits that requests have cost beyond what they had taken, and of which the store may not have heard: it is told with what
+    /// was granted without it. It charges them twice where only its answer was lost.
+    pub(super) fn record_excess(&self, place: usize, cost: u64) {
+        if let Some(part) = self.own_parts().get(place) {
+            let now = self.fallback.clock.now();
+            self.session.ledger().record_offline(now, slice::from_ref(part), &[(now, cost)]);
+            self.session.wake();
+        }
+    }
+
     /// Returns this replica's share while the store is away. It is the same to all its workers for a whole outage.
     pub(super) fn share(&self) -> Share {
         let Fallback { clock, fleet, .. } = &*self.fallback;

@@ -74,6 +74,9 @@ impl Worker {
                         warn!(limiter = %limiter_ref.name, %error, "cannot report the upstream's quota to the store");
                     }
                     self.report_locally(&instance, &limiter_ref, &report);
+                    if report.cost > 0 && self.session.store.may_fail() {
+                        self.record_excess(place, report.cost);
+                    }
                 }
             }
         }

@@ -1,5 +1,7 @@
 //! The ledger by itself: what it says that the store knows, and what it has to write back.
 
+mod cells;
+
 use super::*;
 use crate::limiter::arithmetic::algorithm::bucket::Bucket;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
@@ -232,7 +234,7 @@ fn a_report_to_a_memory_that_is_lost_meanwhile_is_made_again() {
     book(&mut ledger, std::slice::from_ref(&a), at(0), &[(at(0), 1)]);
     ledger.forget(7, at(500));
     let part = ledger.next_unreported(&a, at(0)).unwrap();
-    assert!(matches!(part, Unreported::Forgotten { memory: 7, .. }));
+    assert!(matches!(part, Unreported::Forgotten { number: 7, .. }));
     ledger.forget(8, at(600));
     ledger.confirm_report(&a, &part, at(700), at(0));
     assert_eq!(
@@ -361,6 +363,39 @@ fn a_limiter_that_moves_to_another_part_of_the_store_takes_its_grants_along() {
     ledger.take_over(&limiter, &before);
     assert_eq!(ledger.unreported(), [limiter_ref("a", 2)]);
     assert_eq!(ledger.expires(), Some(at(2700)));
+}
+
+/// A limiter's group is changed, and changed back: the part of the store has the first grants, and not those of meanwhile.
+#[test]
+fn what_is_taken_over_later_is_written_under_a_later_number() {
+    let (a, name) = (limiter_ref("a", 60), limiter_ref("a", 60).name);
+    let mut limiter =
+        Limiter::clone(&tests::limiter(10, std::time::Duration::from_secs(1), std::time::Duration::ZERO));
+    limiter.name = name;
+    let (mut ledger, mut other) = (Ledger::default(), Ledger::default());
+    ledger.forget(7, at(0));
+    let number = |ledger: &mut Ledger| match ledger.next_unreported(&a, at(0)) {
+        Some(Unreported::Forgotten { number, .. }) => Some(number),
+        _ => None,
+    };
+    let mut numbers = Vec::new();
+    for step in 0..2 {
+        book(&mut other, std::slice::from_ref(&a), at(step), &[(at(step), 1)]);
+        ledger.take_over(&limiter, &other);
+        numbers.extend(number(&mut ledger));
+        confirm(&mut ledger, &a, at(10), at(0));
+        assert_eq!(number(&mut ledger), None);
+    }
+    assert!(numbers[0] >= 7 && numbers[1] > numbers[0], "{numbers:?}");
+    // What a write-back has told while more was taken over is told with that.
+    ledger.take_over(&limiter, &other);
+    let part = ledger.next_unreported(&a, at(0)).unwrap();
+    ledger.take_over(&limiter, &other);
+    ledger.confirm_report(&a, &part, at(20), at(0));
+    assert!(number(&mut ledger) > Some(numbers[1]));
+    // The next memory begins later than so few microseconds ahead.
+    ledger.forget(1_000_000, at(100));
+    assert_eq!(number(&mut ledger), Some(1_000_000));
 }
 
 #[test]

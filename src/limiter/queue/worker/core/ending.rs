@@ -21,7 +21,7 @@ impl Worker {
     /// Returns everything that waits or is held. Permits that were prefetched count as used.
     pub(in crate::limiter::queue::worker) fn into_remains(self) -> Remains {
         let Worker { cost_queues, arrivals, owed, calls, .. } = self;
-        let mut remains = Remains::default();
+        let mut remains = Remains { epoch: owed.epoch, ..Remains::default() };
         for (Holding { slot, cost, count }, generations) in owed.give_back {
             remains.unused.extend(Permits::new(cost).map(|cost| (slot, cost.into(), count, generations)));
         }
@@ -45,6 +45,8 @@ impl Worker {
 
     /// Takes over what another core leaves.
     pub(in crate::limiter::queue::worker) fn take_over(&mut self, remains: Remains) {
+        // Else the link would seem to have begun a new one, in which none of the slots is known.
+        self.owed.epoch = remains.epoch;
         for mut arrival in remains.arrivals {
             arrival.costs = self.scalar(&arrival.costs).into();
             self.expect_end(&arrival);

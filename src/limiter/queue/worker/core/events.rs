@@ -18,6 +18,8 @@ pub(in crate::limiter) struct Remains {
     pub(in crate::limiter) arrivals: Vec<Arrival>,
     /// The slots that were held, with their costs, the number of them, and the generations of the limiters under which they were booked.
     pub(in crate::limiter) unused: Vec<(Micros, Costs, u64, Generations)>,
+    /// The epoch in which they were booked.
+    pub(in crate::limiter) epoch: u64,
 }
 
 /// The surroundings of a worker at an event.

@@ -42,7 +42,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Costs, Flow, Freed, Generations, Holding, Permits};
+use crate::limiter::model::{Costs, Flow, Freed, Generations, Holding, Permits, UNKNOWN_GENERATION};
 use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK, REFUSAL_MARGIN};
 use crate::limiter::queue::prefetch::Pace;
 use crate::limiter::queue::request::{Arrival, Unusable};
@@ -185,7 +185,7 @@ struct Prefetching {
 impl Worker {
     /// Creates the core of a worker that stays for `linger` when it has nothing to do.
     pub(in crate::limiter) fn new(limits: Limits, linger: Micros, now: Moment) -> Worker {
-        let generations: Generations = limits.refs.iter().map(|_| 0).collect();
+        let generations: Generations = limits.refs.iter().map(|_| UNKNOWN_GENERATION).collect();
         Worker {
             limits,
             cost_queues: BTreeMap::new(),

@@ -1,7 +1,7 @@
 //! Follows the state of the store: what becomes of slots and requests when the store has failed, lost its state, or is back.
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{OnStoreFailure, Refusal};
+use crate::limiter::model::{OnStoreFailure, Refusal, UNKNOWN_GENERATION};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
@@ -158,7 +158,7 @@ impl Worker {
             // Another line: nobody there can take back what was dealt in this one. It counts as used.
             self.lose(|slot| matches!(slot.source, Source::Store(_)), now);
             self.owed.unused.clear();
-            self.owed.generations = self.limits.refs.iter().map(|_| 0).collect();
+            self.owed.generations = self.limits.refs.iter().map(|_| UNKNOWN_GENERATION).collect();
             self.calls.told = Told::default();
         }
         if before.iter().map(|one| &one.rules).ne(self.limits.refs.iter().map(|one| &one.rules)) {

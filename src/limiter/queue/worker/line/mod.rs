@@ -31,7 +31,9 @@ use std::collections::{BTreeMap, VecDeque};
 use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
 use super::core::events::{Action, Around, Event, Limits, Remains};
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Costs, Flow, Generations, QuotaShare};
+use crate::limiter::model::{
+    Costs, Flow, Generations, Holding, NO_GENERATION, Permits, QuotaShare, UNKNOWN_GENERATION,
+};
 use crate::limiter::queue::cost_queue::{CostQueue, REFUSAL_MARGIN};
 use crate::limiter::queue::shared::Shared;
 use crate::limiter::queue::slot::Slot;
@@ -175,7 +177,7 @@ impl Lane {
 impl Worker {
     /// Creates the core of a worker that stays for `linger` when it has nothing to do.
     pub(in crate::limiter) fn new(limits: Limits, linger: Micros, now: Moment) -> Worker {
-        let generations: Generations = limits.refs.iter().map(|_| 0).collect();
+        let generations: Generations = limits.refs.iter().map(|_| UNKNOWN_GENERATION).collect();
         Worker {
             limits,
             lanes: BTreeMap::new(),
@@ -202,22 +204,26 @@ impl Worker {
 
     /// Takes over what another core leaves.
     pub(in crate::limiter::queue::worker) fn take_over(&mut self, remains: Remains, now: Moment) {
-        let Remains { arrivals, unused } = remains;
-        for (slot, costs, count, generations) in unused {
-            // They are of nobody's flow.
-            let key = LaneKey { flow: Flow::of(&[]), costs };
-            // The other core's bookings are in the limiters, and not in the ceilings.
-            let all = generations.iter().copied().chain(std::iter::repeat(0));
-            let generations = all.take(self.limits.refs.len()).collect();
-            self.owed.unused.push_back(Unneeded { key, slot, count, generations });
-        }
+        let Remains { arrivals, unused, epoch } = remains;
+        // Else the link would seem to have begun a new one, in which none of the slots is known.
+        self.owed.epoch = epoch;
+        unused.into_iter().for_each(|unused| self.give_back_of_nobody(unused));
         arrivals.into_iter().for_each(|arrival| self.wait(arrival, now));
+    }
+
+    /// Gives back permits that were booked without the line, for nobody's flow.
+    fn give_back_of_nobody(&mut self, (slot, costs, count, generations): (Micros, Costs, u64, Generations)) {
+        let key = LaneKey { flow: Flow::of(&[]), costs };
+        // They are in the limiters, and not in the ceilings.
+        let all = generations.iter().copied().take(self.limits.policies.len());
+        let all = all.chain(std::iter::repeat(NO_GENERATION)).take(self.limits.refs.len());
+        self.owed.unused.push_back(Unneeded { key, slot, count, generations: all.collect() });
     }
 
     /// Returns everything that waits or is held.
     pub(in crate::limiter::queue::worker) fn into_remains(mut self) -> Remains {
         let limiters = self.limits.policies.len();
-        let mut remains = Remains::default();
+        let mut remains = Remains { epoch: self.owed.epoch, ..Remains::default() };
         let of_limiters = |all: &Generations| all.iter().copied().take(limiters).collect::<Generations>();
         for (LaneKey { costs, .. }, mut lane) in std::mem::take(&mut self.lanes) {
             for slot in lane.queue.take_stored(|_| true) {
@@ -273,9 +279,16 @@ impl Worker {
             Event::Reporting(is_reported) => self.pause.is_reported = is_reported,
             Event::Kept(is_kept) => self.stay.is_kept = is_kept,
             Event::Close => self.close(now, out),
-            // Slots that were dealt to a call that was given up lie ready in the line. Nothing is traded or prefetched here, and each replica that
-            // holds slots calls often enough.
-            Event::AnsweredLate(..) | Event::Freed(_) | Event::Prefetched(_) | Event::Heard(_) => {}
+            // Of a call of the core before this one, which had no line. Slots that were dealt to a call that was given up lie ready in the line.
+            Event::AnsweredLate(holdings, generations) => {
+                for Holding { slot, cost, count } in holdings {
+                    let costs =
+                        Permits::new(cost).map(|cost| (slot, cost.into(), count, generations.clone()));
+                    costs.into_iter().for_each(|unused| self.give_back_of_nobody(unused));
+                }
+            }
+            // Nothing is traded or prefetched here, and each replica that holds slots calls often enough.
+            Event::Freed(_) | Event::Prefetched(_) | Event::Heard(_) => {}
         }
     }
 

@@ -1,5 +1,7 @@
 //! The core of a worker whose callers share the quota, event by event.
 
+mod replaced;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
