@@ -22,6 +22,7 @@ pub(super) async fn answer(state: &AdminState) -> Response {
             state.limiters.refresh_metrics();
             state.usage.show_in(&state.metrics);
             (state.breakers)();
+            state.metrics.tasks(state.workers.metrics().num_alive_tasks());
             let text = Bytes::from(state.metrics.render());
             *last = Some((began, text.clone()));
             text

@@ -58,9 +58,10 @@ impl FleetUsage {
     /// Shows in the metrics when limits are spent, and how far the upstream's count lies from weir's.
     pub(super) fn show_in(&self, metrics: &Metrics) {
         let limiters = self.fleet.limiters();
-        for FleetLimiter { name, exhausted_in, .. } in &limiters {
-            exhausted_in.iter().for_each(|(limit, seconds)| metrics.exhausted_in(name, limit, *seconds));
-        }
+        let exhausted = limiters.iter().flat_map(|FleetLimiter { name, exhausted_in, .. }| {
+            exhausted_in.iter().map(|(limit, seconds)| (&**name, &**limit, *seconds))
+        });
+        metrics.exhausted_in(exhausted);
         let apart = limiters.iter().flat_map(|limiter| {
             let counts = limiter.upstream_counts.iter();
             counts.map(|count| (&*limiter.name, &*count.limit, count.apart))

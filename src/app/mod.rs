@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use tracing::{error, info, warn};
 
@@ -66,6 +66,9 @@ pub enum StartError {
     /// The drain time was over before everything had finished.
     #[error("the drain time was over before everything had finished")]
     Cut,
+    /// A second signal came before everything had finished.
+    #[error("a second signal came before everything had finished")]
+    Interrupted,
 }
 
 /// The source of configurations, and the process's logging, which a reload changes too.
@@ -76,6 +79,8 @@ pub struct Source {
     pub watch: Watch,
     /// Applies `log` of each configuration.
     pub logging: Logging,
+    /// Reloads. Listened for from the start, because a signal that nobody listens for ends the process.
+    pub hangup: Signal,
 }
 
 /// Runs `weir serve` until SIGTERM or SIGINT, then drains.
@@ -83,13 +88,14 @@ pub struct Source {
 /// # Errors
 /// If weir cannot start, or did not finish within its drain time.
 pub async fn serve(path: &Path) -> Result<(), StartError> {
+    let hangup = listen_for(SignalKind::hangup())?;
     let watch = Watch::new(path);
     let loaded = config::load(path).map_err(StartError::Config)?;
     let logging = LastLines(Logging::init(&loaded.config.log)?);
     raise_file_limit(loaded.config.server.max_connections);
     let mut end = Ending::new()?;
-    let app =
-        App::start(loaded, Some(Source { path: path.to_owned(), watch, logging: logging.0.clone() })).await?;
+    let source = Source { path: path.to_owned(), watch, logging: logging.0.clone(), hangup };
+    let app = App::start(loaded, Some(source)).await?;
     end.signal().await;
     info!("draining");
     tokio::select! {
@@ -97,7 +103,7 @@ pub async fn serve(path: &Path) -> Result<(), StartError> {
             Drained::Clean => Ok(()),
             Drained::Cut => Err(StartError::Cut),
         },
-        () = end.signal() => Err(StartError::Cut),
+        () = end.signal() => Err(StartError::Interrupted),
     }
 }
 
@@ -127,6 +133,10 @@ fn raise_file_limit(max_connections: u32) {
     }
 }
 
+fn listen_for(kind: SignalKind) -> Result<Signal, StartError> {
+    signal(kind).map_err(StartError::Signals)
+}
+
 /// SIGTERM and SIGINT.
 pub(crate) struct Ending {
     terminate: Signal,
@@ -136,10 +146,9 @@ pub(crate) struct Ending {
 impl Ending {
     /// Begins to listen for the signals.
     pub(crate) fn new() -> Result<Ending, StartError> {
-        let listen = |kind| signal(kind).map_err(StartError::Signals);
         Ok(Ending {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen_for(SignalKind::terminate())?,
+            interrupt: listen_for(SignalKind::interrupt())?,
         })
     }
 
@@ -165,8 +174,8 @@ pub struct App {
     drain: CancellationToken,
     /// Writes the last counts of who has used what.
     book: LastCounts,
-    /// Ends everything else.
-    end: CancellationToken,
+    /// Ends everything else, also when weir is dropped before it has drained: a thread waits for it.
+    end: DropGuard,
     tasks: TaskTracker,
 }
 
@@ -179,6 +188,7 @@ impl App {
         let config = loaded.config.clone();
         let metrics = Metrics::new();
         let (tasks, end, drain) = (TaskTracker::new(), CancellationToken::new(), CancellationToken::new());
+        let end_guard = end.clone().drop_guard();
         let (proxy_listener, proxy_address) = listen("listen", config.listen)?;
         let (admin_listener, admin_address) = listen("admin.listen", config.admin.listen)?;
         let (limiters, usage_store) = limiters(&config, &metrics, &tasks, &end)?;
@@ -215,11 +225,10 @@ impl App {
             usage: fleet_usage,
             workers: tokio::runtime::Handle::current(),
         };
-        if let Some(Source { path, watch, logging }) = source {
+        if let Some(Source { path, watch, logging, hangup }) = source {
             logging.count_in(&metrics);
             let (limiters, proxy, logging) = (limiters.clone(), proxy.clone(), Some(logging));
             let parts = Arc::new(Reloadable { limiters, proxy, logging, handle, metrics });
-            let hangup = signal(SignalKind::hangup()).map_err(StartError::Signals)?;
             tasks.spawn(Reloads { path, watch, hangup, requests, parts }.run(end.clone()));
         }
         let serving = tasks.spawn(proxy::serve(proxy_listener, proxy.clone(), drain.clone()));
@@ -242,7 +251,7 @@ impl App {
             draining,
             drain,
             book: last_counts,
-            end,
+            end: end_guard,
             tasks,
         })
     }
@@ -269,7 +278,7 @@ impl App {
         self.limiters.close().await;
         self.proxy.close().await;
         self.spans.close().await;
-        self.end.cancel();
+        drop(self.end);
         self.tasks.close();
         self.tasks.wait().await;
         drained

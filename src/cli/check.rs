@@ -32,7 +32,7 @@ pub struct Options {
 /// every problem on standard error and returns failure. Warnings go to standard error, JSON is always printed on standard output.
 ///
 /// # Errors
-/// If the output cannot be written.
+/// If the output cannot be written. A reader that has closed it, such as `head`, changes nothing about the verdict.
 pub async fn run(path: &Path, options: Options) -> std::io::Result<ExitCode> {
     let (is_input, as_json) = (path == Path::new(STANDARD_INPUT.0), options.json);
     let name = if is_input { STANDARD_INPUT.1.into() } else { path.display().to_string() };
@@ -41,26 +41,24 @@ pub async fn run(path: &Path, options: Options) -> std::io::Result<ExitCode> {
     let Loaded { config, warnings, .. } = match loaded {
         Ok(loaded) => loaded,
         Err(LoadError { problems }) => {
-            if as_json {
-                writeln!(
-                    std::io::stdout(),
-                    "{:#}",
-                    json!({ "ok": false, "problems": problems, "warnings": [] })
-                )?;
+            let printed = if as_json {
+                let outcome = json!({ "ok": false, "problems": problems, "warnings": [] });
+                writeln!(std::io::stdout(), "{outcome:#}")
             } else {
-                print(&problems, "")?;
-            }
+                print(&problems, "")
+            };
+            unless_closed(printed)?;
             return Ok(ExitCode::FAILURE);
         }
     };
     let summary = summary(&config);
     if !as_json {
-        print(&warnings, "warning: ")?;
-        writeln!(std::io::stdout(), "{name} is valid: {summary}")?;
+        unless_closed(print(&warnings, "warning: "))?;
+        unless_closed(writeln!(std::io::stdout(), "{name} is valid: {summary}"))?;
     }
     let tried = if options.store { Some(try_store(&config.store).await) } else { None };
     let is_well = !matches!(tried, Some(Err(_))) && (warnings.is_empty() || !options.strict);
-    match &tried {
+    let printed = match &tried {
         _ if as_json => {
             let store = tried.as_ref().map(|tried| {
                 let (Ok(detail) | Err(detail)) = tried;
@@ -68,13 +66,22 @@ pub async fn run(path: &Path, options: Options) -> std::io::Result<ExitCode> {
             });
             let outcome =
                 json!({ "ok": is_well, "summary": summary, "warnings": &*warnings, "store": store });
-            writeln!(std::io::stdout(), "{outcome:#}")?;
+            writeln!(std::io::stdout(), "{outcome:#}")
         }
-        Some(Ok(found)) => writeln!(std::io::stdout(), "{found}")?,
-        Some(Err(error)) => writeln!(std::io::stderr(), "the store does not work: {error}")?,
-        None => {}
-    }
+        Some(Ok(found)) => writeln!(std::io::stdout(), "{found}"),
+        Some(Err(error)) => writeln!(std::io::stderr(), "the store does not work: {error}"),
+        None => Ok(()),
+    };
+    unless_closed(printed)?;
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Takes output that its reader has closed for written.
+pub(super) fn unless_closed(printed: std::io::Result<()>) -> std::io::Result<()> {
+    match printed {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        printed => printed,
+    }
 }
 
 /// Prints problems on standard error, each with its line.

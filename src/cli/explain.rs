@@ -24,6 +24,9 @@ use crate::proxy::{Proxy, ProxyBuildError, Reach};
 use crate::telemetry::{Metrics, Spans};
 use crate::usage::Usage;
 
+/// The longest request that a running weir is asked about, in bytes of the URL: its admin listener reads heads of 16 KiB.
+const ASKED_BYTES_MAX: usize = 15 * 1024;
+
 /// The request to explain, and by which weir.
 #[derive(Debug, Args)]
 pub struct Asked {
@@ -78,7 +81,7 @@ pub async fn run(mut asked: Asked) -> Result<ExitCode, ExplainError> {
     }
     let document = match &asked.config {
         Some(path) => by_file(path, &asked)?,
-        None => asked.remote.get(&path_of(&asked)).await?,
+        None => asked.remote.get(&path_of(&asked)?).await?,
     };
     let mut output = std::io::stdout().lock();
     if asked.remote.wants_json() {
@@ -101,13 +104,23 @@ fn by_file(path: &Path, asked: &Asked) -> Result<Value, ExplainError> {
     Ok(proxy.explain(request, asked.data.as_deref().map(str::as_bytes), asked.from).document)
 }
 
-fn path_of(asked: &Asked) -> String {
+/// Returns what a running weir is asked.
+fn path_of(asked: &Asked) -> Result<String, ExplainError> {
     let mut query = form_urlencoded::Serializer::new(String::new());
     query.append_pair("method", &asked.method).append_pair("url", &asked.url);
     query.append_pair("from", &asked.from.to_string());
     query.extend_pairs(asked.data.iter().map(|data| ("body", data)));
     query.extend_pairs(asked.headers.iter().map(|header| ("header", header)));
-    format!("/api/explain?{}", query.finish())
+    let path = format!("/api/explain?{}", query.finish());
+    if path.len() > ASKED_BYTES_MAX {
+        let message = format!(
+            "the request takes {} bytes where it is told to a running weir, which takes no more than {ASKED_BYTES_MAX}: give a \
+             shorter body, or the configuration by --config FILE",
+            path.len()
+        );
+        return Err(ExplainError::Request(message));
+    }
+    Ok(path)
 }
 
 /// Returns the rows of an explanation, each with a word for what it is about.

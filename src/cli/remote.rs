@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use clap::Args;
 use http::header::{AUTHORIZATION, HOST, WWW_AUTHENTICATE};
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use url::{Url, form_urlencoded};
 
+use super::check::unless_closed;
 use super::table::{aligned, plain};
 use super::{partitions, shares};
 
@@ -145,17 +146,18 @@ pub async fn reload(remote: Remote) -> Result<ExitCode, RemoteError> {
     if !is_done && !answer["problems"].is_array() {
         return Err(remote.refused(&response, &answer));
     }
-    if remote.json {
-        writeln!(std::io::stdout().lock(), "{answer:#}")?;
+    let printed = if remote.json {
+        writeln!(std::io::stdout().lock(), "{answer:#}")
     } else if is_done {
         let mut output = std::io::stdout().lock();
-        reload_lines(&answer).iter().try_for_each(|line| writeln!(output, "{line}"))?;
+        reload_lines(&answer).iter().try_for_each(|line| writeln!(output, "{line}"))
     } else {
         let mut output = std::io::stderr().lock();
         let problems = answer["problems"].as_array().into_iter().flatten();
-        problems.clone().try_for_each(|problem| writeln!(output, "{}", problem_line(problem, "")))?;
-        writeln!(output, "{}", plain(&answer["detail"]))?;
-    }
+        let lines = problems.map(|problem| problem_line(problem, ""));
+        lines.chain([plain(&answer["detail"])]).try_for_each(|line| writeln!(output, "{line}"))
+    };
+    unless_closed(printed)?;
     Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -167,7 +169,7 @@ fn reload_lines(answer: &Value) -> Vec<String> {
         match (change["old"].as_str(), change["new"].as_str()) {
             (None, _) => format!("{path}: added, {}", plain(&change["new"])),
             (_, None) => format!("{path}: removed"),
-            // Only secrets are shown alike.
+            // Only secrets are shown alike, and files that were replaced under their names.
             (Some(old), Some(new)) if old == new => format!("{path}: changed"),
             (Some(_), Some(_)) => format!("{path}: {} -> {}", plain(&change["old"]), plain(&change["new"])),
         }
@@ -293,7 +295,8 @@ impl Remote {
         let stream = TcpStream::connect((address, port)).await.map_err(|error| text(&error))?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| text(&error))?;
-        let mut request = Request::builder().method(method).uri(path).header(HOST, format!("{host}:{port}"));
+        let uri: Uri = path.parse().map_err(|error| format!("{error}: what is asked is too long"))?;
+        let mut request = Request::builder().method(method).uri(uri).header(HOST, format!("{host}:{port}"));
         if let Some(token) = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty()) {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }

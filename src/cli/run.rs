@@ -34,7 +34,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
         Command::Man { directory } => man::run(directory.as_deref())?,
         Command::Schema { markdown } => schema::run(markdown)?,
         Command::Serve(file) => {
-            start()?.block_on(app::serve(&file.into_path()))?;
+            run_to_end(app::serve(&file.into_path()))??;
             ExitCode::SUCCESS
         }
         Command::Limiters { name, partition, top, watch, remote } => {
@@ -50,11 +50,19 @@ pub fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
         Command::Usage(asked) => start()?.block_on(usage::run(asked))?,
         Command::Health { remote } => start()?.block_on(remote::health(remote))?,
         Command::Demo { seconds } => {
-            start()?.block_on(demo::run(seconds))?;
+            run_to_end(demo::run(seconds))??;
             ExitCode::SUCCESS
         }
     };
     Ok(code)
+}
+
+/// Runs what ends its own tasks. Those that are left behind a second signal are not waited for.
+fn run_to_end<T>(future: impl Future<Output = T>) -> Result<T, RuntimeError> {
+    let runtime = start()?;
+    let output = runtime.block_on(future);
+    runtime.shutdown_background();
+    Ok(output)
 }
 
 /// Starts one runtime over all cores. docs/runtime.md gives the reasons against one per core.

@@ -42,19 +42,17 @@ mod inotify {
             Ok(Directories { inotify: Receiver::from_owned_fd_unchecked(inotify)?, watches: HashMap::new() })
         }
 
-        /// Watches these directories and no others. A directory that was replaced since the last call is watched anew.
-        pub(in crate::config) fn watch(&mut self, wanted: &HashSet<PathBuf>) {
+        /// Watches these directories and no others. A directory that was replaced since the last call is watched anew. Returns those that
+        /// cannot be watched.
+        pub(in crate::config) fn watch(&mut self, wanted: &HashSet<PathBuf>) -> Vec<(PathBuf, io::Error)> {
             let events = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE;
-            let mut watches = HashMap::new();
+            let (mut watches, mut failed) = (HashMap::new(), Vec::new());
             for directory in wanted {
                 match inotify::add_watch(&self.inotify, directory, events | WatchFlags::ONLYDIR) {
                     Ok(watch) => {
                         watches.insert(directory.clone(), watch);
                     }
-                    Err(error) => {
-                        let directory = directory.display();
-                        tracing::debug!(%directory, %error, "cannot watch a directory");
-                    }
+                    Err(error) => failed.push((directory.clone(), error.into())),
                 }
             }
             // A directory has one watch, whatever the number of its paths.
@@ -64,6 +62,7 @@ mod inotify {
                 let _ = inotify::remove_watch(&self.inotify, *gone);
             }
             self.watches = watches;
+            failed
         }
 
         /// Waits for events that may mean changed content of a file with a name that `is_read`, and takes all that have come.
@@ -123,7 +122,7 @@ mod unsupported {
             Err(io::ErrorKind::Unsupported.into())
         }
 
-        pub(in crate::config) fn watch(&mut self, _: &HashSet<PathBuf>) {
+        pub(in crate::config) fn watch(&mut self, _: &HashSet<PathBuf>) -> Vec<(PathBuf, io::Error)> {
             match self.0 {}
         }
 

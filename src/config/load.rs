@@ -15,8 +15,9 @@ use super::decode::decode;
 use super::effective::{effective, with_files};
 use super::file;
 use super::interpolate::{Sources, interpolate};
-use super::masked::{masked, secrets, shown};
+use super::masked::{masked, secrets, secrets_of_text, shown};
 use super::model::Config;
+use super::named_files::{NamedFile, Owner, named_files};
 use super::problem::{Problem, Report};
 use super::validate::{At, validate};
 use super::yaml;
@@ -34,8 +35,20 @@ pub struct Loaded {
     pub config: Arc<Config>,
     /// The configuration as written, as JSON with its secrets masked, each with a digest.
     masked: Arc<Value>,
+    /// The certificates and private keys that it names.
+    named: Arc<[Named]>,
     /// Valid parts that are hardly meant, in the order of the file.
     pub warnings: Arc<[Problem]>,
+}
+
+/// A certificate or private key that a configuration names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Named {
+    /// The path of the key that names it.
+    path: String,
+    name: String,
+    /// The digest of its content.
+    content: [u8; 32],
 }
 
 impl Loaded {
@@ -51,12 +64,21 @@ impl Loaded {
 
     /// Returns what differs from an earlier configuration, secrets masked.
     pub fn changes_since(&self, earlier: &Loaded) -> Vec<Change> {
-        if self.masked == earlier.masked && self.config.limiters == earlier.config.limiters {
-            return Vec::new();
+        let mut found = Vec::new();
+        if self.masked != earlier.masked || self.config.limiters != earlier.config.limiters {
+            let before = with_files(earlier.marked(), &earlier.config, &self.config);
+            let after = with_files(self.marked(), &self.config, &earlier.config);
+            found = changes(&before, &after);
         }
-        let before = with_files(earlier.marked(), &earlier.config, &self.config);
-        let after = with_files(self.marked(), &self.config, &earlier.config);
-        changes(&before, &after)
+        // A file that has been replaced under its name.
+        for named in self.named.iter() {
+            let is_known = |other: &&Named| (&other.path, &other.name) == (&named.path, &named.name);
+            if earlier.named.iter().find(is_known).is_some_and(|before| before.content != named.content) {
+                let [old, new] = [0, 1].map(|_| Some(named.name.clone()));
+                found.push(Change { path: named.path.clone(), old, new });
+            }
+        }
+        found
     }
 
     /// Returns another configuration in the place of the file's, for the demo.
@@ -173,9 +195,13 @@ fn read(source: io::Result<impl Read>, report: &mut Report) -> Option<Vec<u8>> {
 }
 
 fn evaluate(bytes: &[u8], sources: Sources<'_>, report: &mut Report) -> Option<Loaded> {
-    let tree = yaml::parse(file::text(bytes, report)?, report);
-    if tree.is_none() && report.is_empty() {
-        report.add_whole("the file is empty; it needs at least `routes`");
+    let text = file::text(bytes, report)?;
+    let tree = yaml::parse(text, report);
+    if tree.is_none() {
+        report.hide(secrets_of_text(text));
+        if report.is_empty() {
+            report.add_whole("the file is empty; it needs at least `routes`");
+        }
     }
     let mut tree = tree?;
     remove_extensions(&mut tree);
@@ -185,7 +211,19 @@ fn evaluate(bytes: &[u8], sources: Sources<'_>, report: &mut Report) -> Option<L
     let root = At::root(&tree, &struck);
     let config = validate(&file, root, sources.base, Sha256::new_with_prefix(bytes), report)?;
     let warnings = report.take_warnings().into();
-    Some(Loaded { config: Arc::new(config), masked: Arc::new(masked(&tree)), warnings })
+    let named = named(&tree, &config, sources.base).into();
+    Some(Loaded { config: Arc::new(config), masked: Arc::new(masked(&tree)), named, warnings })
+}
+
+/// Returns the certificates and private keys that a valid configuration names.
+fn named(tree: &yaml::Node, config: &Config, base: &Path) -> Vec<Named> {
+    let certificates = named_files(tree).filter(|file| file.owner != Owner::Overrides);
+    let read = |file: NamedFile<'_>| {
+        let content = std::fs::read(base.join(file.name)).ok()?;
+        let path = file.path(|place| config.routes.get(place).map(|route| route.name.to_string()));
+        Some(Named { path, name: file.name.to_owned(), content: Sha256::digest(content).into() })
+    };
+    certificates.filter_map(read).collect()
 }
 
 /// Removes the keys at the top that begin with `x-`. They hold anchors, which have been copied to where they are used.

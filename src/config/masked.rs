@@ -139,6 +139,22 @@ pub(crate) fn secrets(tree: &Node) -> Secrets {
     found
 }
 
+/// Returns the places of what may be secrets in a text that is no tree: what follows a key that is one, in its line.
+pub(crate) fn secrets_of_text(text: &str) -> Secrets {
+    let secret_of = |(line, number): (&str, u32)| {
+        let colons = line.match_indices(':').map(|(at, _)| at);
+        let is_name = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '_');
+        let mut secrets = colons.filter(|at| {
+            let before = line[..*at].trim_end_matches(['"', '\'']);
+            let name = &before[before.trim_end_matches(is_name).len()..];
+            is_secret("", name) || is_secret_name(name)
+        });
+        let column = u32::try_from(line[..secrets.next()?].chars().count()).ok()?;
+        Some(Mark { line: number, column: column + 2 })
+    };
+    Secrets { marks: text.lines().zip(1..).filter_map(secret_of).collect(), mappings: Vec::new() }
+}
+
 /// Returns the keys of a mapping, at this path, as secrets.
 pub(crate) fn secret_keys(mapping: &Node, path: String) -> Secrets {
     let marks = mapping.entries().iter().map(|entry| entry.key_mark);
@@ -226,6 +242,14 @@ mod tests {
         });
         assert_eq!(shown(&masked(&tree)), expected);
         assert!(!masked(&tree).to_string().contains("plain"));
+    }
+
+    #[test]
+    fn what_follows_a_secret_key_is_hidden_where_a_text_is_no_tree() {
+        let text = "listen: 1\nadmin: {token: \"abc\n    \"x-api-key\": k\n  password:p\n  url: redis://h\n";
+        let marks = secrets_of_text(text).marks;
+        let places: Vec<_> = marks.iter().map(|mark| (mark.line, mark.column)).collect();
+        assert_eq!(places, [(2, 15), (3, 17), (4, 12)]);
     }
 
     #[test]

@@ -13,7 +13,7 @@
 //!   as text; `faults`: the faulty part of one.
 //! - `effective`: a file with all defaults. `changes`: what differs between two.
 //! - `handle`: the running configuration. `watch`: notices changes of a file, by
-//!   `directories`. `masked`: a file without its secrets.
+//!   `directories`. `named_files`: those that a file names. `masked`: a file without its secrets.
 //! - `key_part`, `json_path`: what keys and conditions read of a request.
 //! - `json_schema` and `reference`: the schema for editors, and for people.
 //!
@@ -39,6 +39,7 @@ mod limit_headers;
 mod load;
 mod masked;
 pub mod model;
+mod named_files;
 mod patience;
 mod pause_rules;
 mod presets;

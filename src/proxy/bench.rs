@@ -61,6 +61,7 @@ impl Found<'_> {
             peer: IpAddr::V4(Ipv4Addr::LOCALHOST),
             secure: false,
             authority: authority.as_ref(),
+            reached_at: None,
             upgrade: upgrade.as_ref(),
             version: request.version(),
             flags,

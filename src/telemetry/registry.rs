@@ -41,12 +41,13 @@ impl Metrics {
         Metrics { shared: Arc::new(Shared { registry, families, store }) }
     }
 
+    /// Shows how many tasks are alive.
+    pub fn tasks(&self, alive: usize) {
+        self.shared.families.tasks.set(i64::try_from(alive).unwrap_or(i64::MAX));
+    }
+
     /// Renders all metrics in Prometheus's text format, families and series sorted by name.
     pub fn render(&self) -> String {
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            let tasks = runtime.metrics().num_alive_tasks();
-            self.shared.families.tasks.set(i64::try_from(tasks).unwrap_or(i64::MAX));
-        }
         let (mut text, mut families) = (String::new(), self.shared.registry.gather());
         families.iter_mut().for_each(leave_out_no_class);
         if let Err(error) = TextEncoder::new().encode_utf8(&families, &mut text) {
@@ -84,9 +85,13 @@ impl Metrics {
         })
     }
 
-    /// Shows when a limit is spent, in seconds.
-    pub fn exhausted_in(&self, limiter: &str, limit: &str, seconds: f64) {
-        self.shared.families.limiter_exhausted_in_seconds.with_label_values(&[limiter, limit]).set(seconds);
+    /// Shows when limits are spent, in seconds: each limiter's limits of which that is known, and no other.
+    pub fn exhausted_in<'a>(&self, limits: impl Iterator<Item = (&'a str, &'a str, f64)>) {
+        let gauges = &self.shared.families.limiter_exhausted_in_seconds;
+        gauges.reset();
+        limits.for_each(|(limiter, limit, seconds)| {
+            gauges.with_label_values(&[limiter, limit]).set(seconds);
+        });
     }
 
     /// Shows by how many permits the upstream counts more than weir: of each limiter's limits of which that is known, and of no other.
@@ -175,7 +180,6 @@ impl Metrics {
         ] {
             forget(gauges, gone);
         }
-        forget(&families.limiter_exhausted_in_seconds, gone);
     }
 
     /// Removes the series of every route that `keep` refuses. The series of requests without a route stay.
@@ -218,7 +222,6 @@ impl Families {
         };
         forget(&self.limiter_limit_permits, gone);
         forget(&self.limiter_available_permits, gone);
-        forget(&self.limiter_exhausted_in_seconds, gone);
     }
 
     /// Removes the series of classes that a limiter no longer has.

@@ -132,6 +132,35 @@ routes:
 ";
 
 #[tokio::test]
+async fn a_body_that_is_too_long_to_ask_about_is_named() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&EXPLAINED.replace("UPSTREAM", &upstream.url())).await;
+    let (file, admin) = (weir.config().to_str().expect("a path").to_owned(), weir.admin(""));
+    let body = "x".repeat(80_000);
+    let asked = ["explain", "POST", "/api/x", "-H", "x-tenant: b", "-d", &body];
+    let live = run(&[&asked[..], &["--admin", &admin]].concat()).await;
+    live.assert_code(1);
+    assert!(live.stderr.contains("--config FILE"), "{}", live.stderr);
+    run(&[&asked[..], &["--config", &file]].concat()).await.assert_code(0);
+}
+
+/// The reader of the output, such as `head`, may close it at any moment.
+#[tokio::test]
+async fn the_verdict_on_a_file_stands_whoever_reads_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("weir.yaml");
+    std::fs::write(&path, "colour: blue\nroutes: 5\n").expect("written");
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_weir"));
+    let command = command.args(["check", "--config"]).arg(&path);
+    let status =
+        command.stderr(writer.try_clone().expect("a pipe")).stdout(writer).status().expect("it runs");
+    assert_eq!(status.code(), Some(1));
+}
+
+#[tokio::test]
 async fn a_request_is_explained_by_a_file_and_by_a_running_weir() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();

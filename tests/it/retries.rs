@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    Answer, PATIENCE, Reply, Request, Upstream, Weir, closed_port, eventually, lane, one_limiter,
+    Answer, PATIENCE, Reply, Request, Upstream, Weir, client, closed_port, eventually, lane, one_limiter,
 };
 
 async fn ask(weir: &Weir, request: Request) -> Answer {
@@ -104,6 +104,23 @@ async fn a_rejected_request_waits_out_the_pause() {
     assert_eq!((answer.status, answer.weir_error(), answer.text().as_str()), (429, None, "slow down"));
     let answer = weir.get("/").await;
     assert_eq!((answer.status, answer.weir_error()), (429, Some("paused")));
+}
+
+/// It holds the only permit of the limit, and has sent nothing.
+#[tokio::test]
+async fn a_failed_connection_is_tried_again_with_the_same_permit() {
+    let _lane = lane::shared().await;
+    let port = closed_port();
+    let config = format!(
+        "limiters:\n  api: {{limits: [1/1h]}}\nroutes:\n  - {{name: all, match: {{path: /}}, limiter: api, \
+         retry: {{attempts: 10, on: [connect], budget: off}}, upstream: \"http://127.0.0.1:{port}\"}}\n"
+    );
+    let weir = Weir::start(&config).await;
+    let pending = weir.begin(1, "/");
+    eventually("a retry", PATIENCE, async || retries(&weir, "connect").await >= 1.0).await;
+    let _upstream = Upstream::start_at(port);
+    assert_eq!(client::answers(pending).await[0].status, 200);
+    assert_eq!(weir.available("api").await, [0]);
 }
 
 #[tokio::test]

@@ -112,6 +112,24 @@ async fn a_request_that_waits_longer_than_the_drain_is_refused() {
     assert_eq!(upstream.count(), 1);
 }
 
+#[tokio::test]
+async fn a_second_signal_ends_weir_at_once() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let _gate = upstream.hold("/slow");
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut weir = Weir::start(&one_limiter("memory", LIMITER, &upstream)).await;
+        let before = upstream.count();
+        let _in_flight = weir.begin(1, "/slow");
+        upstream.wait_for(before + 1, PATIENCE).await;
+        weir.sigterm();
+        eventually("/readyz to say so", PATIENCE, async || weir.ask("/readyz").await.status == 503).await;
+        weir.signal(signal);
+        assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(1));
+        assert!(weir.log().contains("a second signal came"), "{}", weir.log());
+    }
+}
+
 /// The answered requests of a client, and what went wrong.
 #[derive(Default)]
 struct Told {

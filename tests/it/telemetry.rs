@@ -138,6 +138,22 @@ async fn a_scrape_never_calls_the_store() {
 }
 
 #[tokio::test]
+async fn each_connection_is_a_task() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&config("memory", &upstream)).await;
+    let tasks = async || weir.metrics().await.sum("weir_tasks", &[]);
+    let before = tasks().await;
+    let mut open = Vec::new();
+    for _ in 0..50 {
+        open.push(weir.connect().await);
+    }
+    eventually("a task for each", PATIENCE, async || tasks().await >= before + 50.0).await;
+    drop(open);
+    eventually("they have ended", PATIENCE, async || tasks().await < before + 50.0).await;
+}
+
+#[tokio::test]
 async fn live_state_is_shown_and_not_changed_by_looking() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();

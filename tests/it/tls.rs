@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::support::certificates::{Authority, dns, localhost};
+use crate::support::weir::run;
 use crate::support::{
     Connection, PATIENCE, Pending, Request, TlsClient, Upstream, Weir, eventually, lane, poll_for,
     replace_file,
@@ -167,6 +168,10 @@ async fn a_rotated_certificate_is_followed_and_a_broken_one_is_not() {
         before = new.await;
         assert_eq!(connection.ask(&Request::get("/")).await.status, 200, "open connections stay open");
     }
+    // Whoever renews a certificate learns that it was taken up.
+    let told = run(&["reload", "--admin", &weir.admin("")]).await;
+    told.assert_code(0);
+    assert!(told.stdout.contains("server.tls.cert: changed"), "{}", told.stdout);
 
     let other = files.authority.sign(localhost());
     let (certificate, key) = (other.certificate, other.key);

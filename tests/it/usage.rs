@@ -178,6 +178,18 @@ async fn every_replica_shows_what_the_whole_fleet_uses_and_when_a_limit_is_spent
             "only windows of an hour or more"
         );
     }
+    // Of a limiter with a key nobody can tell, and the last figure does not stay.
+    let keyed = config.replace("idle: {limits: [10/1h]}", "idle: {limits: [10/1h], key: [client]}");
+    Weir::reload_all(&fleet, &keyed).await;
+    for replica in &fleet {
+        eventually("no figure of the keyed limiter", PATIENCE, async || {
+            let metrics = replica.metrics().await;
+            let shown = metrics.samples_of("weir_limiter_exhausted_in_seconds");
+            shown.iter().all(|sample| sample.labels["limiter"] != "idle")
+        })
+        .await;
+    }
+    Weir::reload_all(&fleet, &config).await;
     // The grants and waiting requests of one replica are seen at the other.
     let other = &fleet[1];
     let of = async |limiter: &str| other.ask(&format!("/api/limiters/{limiter}")).await.json();

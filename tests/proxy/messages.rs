@@ -9,7 +9,8 @@ use tokio::net::{TcpListener, TcpStream};
 use weir::config::model::Http2;
 
 use crate::support::{
-    call, http2_client, in_time, mirror, read_head, rule, scripted_upstream, tls_upstream, upstream, weir,
+    Weir, call, http2_client, in_time, mirror, read_head, rule, scripted_upstream, tls_upstream, upstream,
+    weir,
 };
 
 #[tokio::test]
@@ -119,8 +120,12 @@ async fn trailers_pass_both_ways() {
     let weir = weir(vec![rule("/", &up)]).await;
     let request = "POST / HTTP/1.1\r\nHost: weir\r\nTE: trailers\r\nTrailer: x-sum\r\nConnection: close\r\n\
                    Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX-Sum: 17\r\n\r\n";
-    let answer = call(weir.address, request).await;
-    assert!(answer.ends_with("1\r\nx\r\n0\r\nx-sum: 17\r\n\r\n"), "{answer}");
+    // Messages that end with trailers are whole: their connections serve the next ones.
+    for _ in 0..3 {
+        let answer = call(weir.address, request).await;
+        assert!(answer.ends_with("1\r\nx\r\n0\r\nx-sum: 17\r\n\r\n"), "{answer}");
+    }
+    assert_eq!(up.connections(), 1);
 }
 
 #[tokio::test]
@@ -234,6 +239,52 @@ async fn a_redirect_to_the_upstream_leads_back_through_weir() {
         );
         let answer = call(weir.address, &request).await;
         assert!(answer.contains(&format!("location: {to}\r\n")), "{from}: {answer}");
+    }
+}
+
+/// A path that begins with two slashes names another host where it stands by itself.
+#[tokio::test]
+async fn no_redirect_of_an_upstream_with_a_base_path_leads_elsewhere() {
+    let up = upstream(|request: Request<Incoming>| async move {
+        let mut response = Response::new(Full::new(Bytes::new()));
+        *response.status_mut() = StatusCode::FOUND;
+        let location = format!("{}/", request.uri().path());
+        response.headers_mut().insert("location", location.parse().unwrap());
+        response
+    })
+    .await;
+    let mut rule = rule("/", &up);
+    rule.upstream.base_path = "/api".into();
+    let weir = weir(vec![rule]).await;
+    for (host, to) in [
+        ("HTTP/1.1\r\nHost: weir:8080", "http://weir:8080//evil.example/x/"),
+        ("HTTP/1.0", "/api//evil.example/x/"),
+    ] {
+        let request = format!("GET //evil.example/x {host}\r\nConnection: close\r\n\r\n");
+        let answer = call(weir.address, &request).await;
+        assert!(answer.contains(&format!("location: {to}\r\n")), "{host}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_trusted_proxy_says_of_the_caller_goes_on() {
+    let up = upstream(mirror).await;
+    let mut rule = rule("/", &up);
+    rule.forwarded_headers = true;
+    let weir =
+        Weir::start(vec![rule], |server| server.trusted_proxies = vec!["127.0.0.1/32".parse().unwrap()])
+            .await;
+    for (claims, scheme, host) in [
+        ("X-Forwarded-Proto: http, https\r\nX-Forwarded-Host: api.example\r\n", "https", "api.example"),
+        ("X-Forwarded-Proto: https\r\n", "https", "my.host"),
+        ("X-Forwarded-Proto: gopher\r\n", "http", "my.host"),
+        ("", "http", "my.host"),
+    ] {
+        let request = format!("GET / HTTP/1.1\r\nHost: my.host\r\n{claims}Connection: close\r\n\r\n");
+        let answer = call(weir.address, &request).await;
+        for line in [format!("x-forwarded-proto: {scheme}\n"), format!("x-forwarded-host: {host}\n")] {
+            assert!(answer.contains(&line), "{line} missing in {answer}");
+        }
     }
 }
 

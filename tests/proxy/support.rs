@@ -209,6 +209,10 @@ impl Up {
         *self.connections.borrow()
     }
 
+    pub(crate) fn note_request(&self) {
+        self.requests.send_modify(|count| *count += 1);
+    }
+
     pub(crate) fn requests(&self) -> usize {
         *self.requests.borrow()
     }
@@ -305,7 +309,7 @@ where
     (up.await, ca)
 }
 
-async fn speak<S, F, T, B>(socket: S, up: Up, answer: F)
+pub(crate) async fn speak<S, F, T, B>(socket: S, up: Up, answer: F)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     F: Fn(Request<Incoming>) -> T + Clone + Send + 'static,

@@ -116,6 +116,7 @@ impl Crowd {
                 rate: if place > 0 { 200 * self.costs } else { 200 },
                 per: SECOND,
                 algorithm,
+                precision: None,
             }],
             queue: Some((120 * SECOND, 2 * self.waiting)),
             policy: "local",

@@ -24,8 +24,14 @@ const COMPARED: u64 = 10;
 const SEEDS: u64 = 100;
 
 /// Runs in which nothing is found: without faults, with all of them, of queues whose slots are dealt, and of what recovery is for.
-const CLEAN: [(Mix, u64); 5] =
-    [(Mix::Calm, 12), (Mix::Share, 12), (Mix::Tokens, 10), (Mix::Losses, 10), (Mix::Away, 6)];
+const CLEAN: [(Mix, u64); 6] = [
+    (Mix::Calm, 12),
+    (Mix::Share, 12),
+    (Mix::Tokens, 10),
+    (Mix::Losses, 10),
+    (Mix::Away, 6),
+    (Mix::Cells, 8),
+];
 
 /// Seeds that found something once, each for a cause that no small test shows whole: answers that are lost on one connection, a probe over a
 /// dead one, limits that change in an outage, slots that are lost behind a wait, a pause that meets a burst, a resume in an outage, a lost

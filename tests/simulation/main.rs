@@ -50,6 +50,7 @@ enum MixName {
     Tokens,
     Losses,
     Away,
+    Cells,
 }
 
 impl From<MixName> for Mix {
@@ -63,6 +64,7 @@ impl From<MixName> for Mix {
             MixName::Tokens => Mix::Tokens,
             MixName::Losses => Mix::Losses,
             MixName::Away => Mix::Away,
+            MixName::Cells => Mix::Cells,
         }
     }
 }

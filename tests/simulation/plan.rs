@@ -36,11 +36,22 @@ pub enum Mix {
     /// Everything with windows of five minutes, and the only fault is that all replicas end behind a silence of the store in which nobody calls,
     /// and come back when it has had time to forget what it should not.
     Away,
+    /// Everything, with limits whose bookings are kept in wide cells of time, as those of very many permits are. What they do not use by that
+    /// is no finding: only what is over.
+    Cells,
 }
 
 impl Mix {
     fn is_random(self) -> bool {
-        matches!(self, Mix::Random | Mix::Dense | Mix::Share | Mix::Tokens | Mix::Losses | Mix::Away)
+        matches!(
+            self,
+            Mix::Random | Mix::Dense | Mix::Share | Mix::Tokens | Mix::Losses | Mix::Away | Mix::Cells
+        )
+    }
+
+    /// Returns whether the oracle can tell how much such limits leave free.
+    pub fn is_exact(self) -> bool {
+        self != Mix::Cells
     }
 
     /// Returns whether the fleet wants more than it may have all the time, and only the faults of this mix disturb it.
@@ -76,6 +87,8 @@ pub struct Limit {
     /// The window in microseconds.
     pub per: u64,
     pub algorithm: Algorithm,
+    /// How many instants of a sliding window are kept apart, where there are not as many as usual.
+    pub precision: Option<u64>,
 }
 
 /// A limiter of a configuration.
@@ -157,7 +170,7 @@ impl Plan {
         let replicas = if mix.is_of_recovery() { replicas.max(2) } else { replicas };
         let mut limiters: Vec<Limiter> = Vec::new();
         let count = match mix {
-            Mix::Random | Mix::Dense => [1, 1, 1, 2, 2, 3][rng.usize(..6)],
+            Mix::Random | Mix::Dense | Mix::Cells => [1, 1, 1, 2, 2, 3][rng.usize(..6)],
             Mix::Tokens => 2,
             _ => 1,
         };
@@ -290,6 +303,10 @@ impl Limit {
                 rates[rng.usize(..rates.len())]
             }
         };
+        if mix == Mix::Cells {
+            let precision = Some([2, 5, 16][rng.usize(..3)]);
+            return Limit { rate, per, algorithm: Algorithm::SlidingWindow, precision };
+        }
         let algorithm = match rng.u8(..if mix == Mix::Standard { 1 } else { 8 }) {
             0..=2 => Algorithm::SlidingWindow,
             3 => Algorithm::TokenBucket { burst: rng.u64(1..=rate) },
@@ -297,14 +314,17 @@ impl Limit {
             5 | 6 => Algorithm::FixedWindow,
             _ => Algorithm::WarmUp,
         };
-        Limit { rate, per, algorithm }
+        Limit { rate, per, algorithm, precision: None }
     }
 
     fn write(&self, text: &mut String) {
-        let Limit { rate, per, algorithm } = *self;
+        let Limit { rate, per, algorithm, precision } = *self;
         let _ = write!(text, "{{rate: {rate}, per: {}ms, algorithm: ", per / MILLI);
         let _ = match algorithm {
-            Algorithm::SlidingWindow => write!(text, "sliding_window}}"),
+            Algorithm::SlidingWindow => {
+                let precision = precision.map(|precision| format!(", precision: {precision}"));
+                write!(text, "sliding_window{}}}", precision.unwrap_or_default())
+            }
             Algorithm::TokenBucket { burst } => write!(text, "token_bucket, burst: {burst}}}"),
             Algorithm::LeakyBucket => write!(text, "leaky_bucket}}"),
             Algorithm::FixedWindow => write!(text, "fixed_window}}"),
@@ -318,10 +338,10 @@ impl Limiter {
         let mut limits = vec![Limit::draw(mix, rng)];
         let is_random = mix.is_random();
         if is_random && rng.u8(..4) == 0 {
-            let Limit { rate, per, .. } = limits[0];
+            let Limit { rate, per, precision, .. } = limits[0];
             if per <= 2 * SECOND {
                 let (rate, per) = (rate * 15 / 2, per * 10);
-                limits.push(Limit { rate, per, algorithm: Algorithm::SlidingWindow });
+                limits.push(Limit { rate, per, algorithm: Algorithm::SlidingWindow, precision });
             }
         }
         let queue = (!is_random || rng.u8(..4) > 0).then(|| {

@@ -96,7 +96,9 @@ fn one(seed: u64, wanted: &Wanted, totals: &Mutex<Totals>, began: Instant) -> bo
             return false;
         }
     };
-    outcome.findings.retain(|finding| is_meant(finding, wanted.what.as_deref()));
+    // What is over counts in every mix.
+    let what = if wanted.mix.is_exact() { wanted.what.as_deref() } else { Some("Over") };
+    outcome.findings.retain(|finding| is_meant(finding, what));
     let found = !outcome.findings.is_empty();
     let kinds: Vec<String> =
         if wanted.shortens { first_of_each(&plan, &outcome.findings) } else { Vec::new() };

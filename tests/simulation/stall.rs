@@ -37,7 +37,7 @@ impl Stall {
     fn plan(&self, seed: u64) -> Plan {
         let limiter = |name: &str, rate, is_keyed| Limiter {
             name: name.to_owned(),
-            limits: vec![Limit { rate, per: SECOND, algorithm: Algorithm::SlidingWindow }],
+            limits: vec![Limit { rate, per: SECOND, algorithm: Algorithm::SlidingWindow, precision: None }],
             queue: Some((120 * SECOND, 2 * self.partitions)),
             policy: "local",
             group: None,

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::problem::{Mark, Report, index_path, key_path};
 use super::schema;
-use super::yaml::{Node, Value};
+use super::yaml::{Entry, Node, Value};
 use reader::{Part, Reader};
 
 /// The most readings, and so the most faults of shape reported at once.
@@ -81,7 +81,15 @@ fn locate(node: &Node, id: u32, path: String, key_mark: Mark) -> Option<Found<'_
             .find_map(|(index, item)| locate(item, id, index_path(&path, index), item.mark)),
         Value::Mapping(entries) => entries
             .iter()
-            .find_map(|entry| locate(&entry.value, id, key_path(&path, &entry.key), entry.key_mark)),
+            .find_map(|entry| locate(&entry.value, id, key_path(&path, name_of(entry)), entry.key_mark)),
+    }
+}
+
+/// Returns the name of an entry for messages. Where the space behind a colon is missing, the value is a part of the key, and may be a secret.
+fn name_of(entry: &Entry) -> &str {
+    match entry.key.split_once(':') {
+        Some((name, _)) if entry.value.text() == Some("") => name,
+        _ => &entry.key,
     }
 }
 
@@ -154,6 +162,19 @@ routes:
             "f:14:37: routes[1].upstream.ur: unknown key \"ur\"; did you mean \"url\"?",
         ];
         assert_eq!(problems(text), expected);
+    }
+
+    #[test]
+    fn what_stands_behind_a_colon_without_its_space_is_no_name() {
+        for text in [
+            "admin: {token:s3cret}\n",
+            "admin: {tokens:s3cret}\n",
+            "routes:\n  - {set_headers: {authorization:s3cret}}\n",
+            "limiters:\n  a: {limits:s3cret}\n",
+        ] {
+            let problems = problems(text).join("\n");
+            assert!(!problems.contains("s3cret") && !problems.is_empty(), "{problems}");
+        }
     }
 
     #[test]

@@ -113,11 +113,15 @@ impl de::Error for Error {
     }
 
     fn unknown_field(field: &str, expected: &'static [&'static str]) -> Error {
-        // Inside `{ }`, `level:info` is a key without a value.
-        if let Some((name, _)) = field.split_once(':').filter(|(name, _)| expected.contains(name)) {
-            return Error::new(format!("a space is missing after the colon of {}", quoted(name)));
-        }
-        Error::new(unknown("key", field, expected.iter().copied()))
+        // Inside `{ }`, `level:info` is a key without a value. What stands behind the colon may be a secret.
+        let name = match field.split_once(':') {
+            Some((name, _)) if expected.contains(&name) => {
+                return Error::new(format!("a space is missing after the colon of {}", quoted(name)));
+            }
+            Some((name, _)) => name,
+            None => field,
+        };
+        Error::new(unknown("key", name, expected.iter().copied()))
     }
 
     fn missing_field(field: &'static str) -> Error {

@@ -85,11 +85,12 @@ pub(crate) struct Server {
     #[schemars(extend("examples" = [["10.0.0.0/8", "::1"]]))]
     pub(crate) allow: Option<Vec<String>>,
     /// The proxies, as addresses or CIDR blocks, whose `X-Forwarded-*` is trusted. The first address of `X-Forwarded-For`, read
-    /// from its end, that is not one of them is the client's; the last `X-Forwarded-Proto` and `X-Forwarded-Host` are those of links.
+    /// from its end, that is not one of them is the client's; the last `X-Forwarded-Proto` and `X-Forwarded-Host` are those of links,
+    /// and of routes with `forwarded_headers`.
     #[schemars(extend("examples" = [["172.16.0.0/12"]]))]
     pub(crate) trusted_proxies: Option<Vec<String>>,
-    /// The scheme, host and port at which applications reach weir, for links that weir rewrites. If absent, those of the request, or
-    /// `X-Forwarded-Proto` and `X-Forwarded-Host` of `trusted_proxies`.
+    /// The scheme, host and port at which applications reach weir, for links that weir rewrites and for routes with `forwarded_headers`. If
+    /// absent, those of the request, or `X-Forwarded-Proto` and `X-Forwarded-Host` of `trusted_proxies`.
     #[schemars(extend("examples" = ["https://weir.internal"]))]
     pub(crate) public_url: Option<String>,
     /// The form of weir's own responses, for routes without `errors` and for requests without a route. Default `json`.

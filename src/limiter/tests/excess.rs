@@ -4,12 +4,18 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Micros;
+use tokio::time::{Instant, sleep};
+
+use crate::clock::{Clock, Micros};
+use crate::limiter::Limiters;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::search::Found;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::{Algorithm, Limit, Permits};
+use crate::limiter::model::{Algorithm, Limit, Limiter, OnStoreFailure, Permits, TrueCost};
+use crate::limiter::tests::latent_store::LatentStore;
 use crate::limiter::tests::oracle::{LEASE, START};
+use crate::limiter::tests::{enter, granted, limiter, limiter_set};
+use crate::telemetry::Metrics;
 
 const SECOND: Micros = Micros::from_millis(1000);
 
@@ -94,4 +100,28 @@ fn estimates_that_are_much_too_low_use_no_more_than_the_limit() {
     assert!(worst <= RATE + most_under_way, "{worst} used in a window, {most_under_way} under way");
     let all = used.len() as u64 * USED;
     assert!((55 * RATE..=61 * RATE).contains(&all), "{all} used in a minute");
+}
+
+/// The store goes as the response tells what it has cost.
+#[tokio::test(start_paused = true)]
+async fn what_a_response_costs_beyond_its_estimate_is_told_when_the_store_is_back() {
+    let clock = Clock::of_runtime();
+    let store = LatentStore::new(clock, Duration::ZERO);
+    let limiters = Limiters::new(store.clone(), clock, 1, Metrics::new());
+    let own = limiter(100, Duration::from_secs(60), Duration::from_secs(1));
+    let own = Limiter { on_store_failure: OnStoreFailure::Reject, ..Limiter::clone(&own) };
+    limiters.apply(&[Arc::new(own)]);
+    let limiter_set = limiter_set(&limiters, &["api"]);
+    let receipt = granted(&limiter_set).await.commit().unwrap();
+    store.set_away(true);
+    limiter_set.settle(&[], &receipt, |_| Some(TrueCost { permits: 8, is_refunded: true }));
+    sleep(Duration::from_secs(1)).await;
+    store.set_away(false);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while store.written_back() == 0 {
+        assert!(Instant::now() < deadline, "nothing is told");
+        sleep(Duration::from_millis(100)).await;
+        drop(enter(&limiter_set).await);
+    }
+    assert_eq!(store.written_back(), 7);
 }

@@ -3,6 +3,7 @@
 //! Decides nothing about limits, and chooses no status code.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -15,7 +16,7 @@ use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tokio::time::{Instant, sleep};
 
-use super::admission::admit;
+use super::admission::{admit, set_aside_while, while_wanted};
 use super::body_ahead;
 use super::feedback::Feedback;
 use super::outgoing::Outgoing;
@@ -321,6 +322,7 @@ fn respond(
     record: &mut Record,
 ) -> Result<Answer, ProxyError> {
     record.end.status = response.status().as_u16();
+    lease.forget_copy();
     let rule = &plan.route.rule;
     let flags = HeaderFlags::of(response.headers());
     let protocol =
@@ -384,12 +386,28 @@ async fn attempts(
     while outgoing.can_be_repeated()
         && let Some(reason) = retries.take(sent.as_ref().map(|(response, _)| response.status()))
     {
+        if let Some(permit) = &mut outgoing.permit {
+            // The last attempt has found no connection, and needed no permit.
+            let pause = async {
+                set_aside_while(permit, pin!(sleep(retries.pause()))).await;
+                Ok(())
+            };
+            if while_wanted(client, pin!(pause)).await.is_err() {
+                break;
+            }
+            plan.route.metrics.retried(&reason);
+            sent = attempt(plan, client, outgoing, record).await;
+            continue;
+        }
         // Nobody reads the body: what it would decide is decided without it, so that the next attempt waits for the pause.
-        outgoing.feedback = Feedback::default();
+        outgoing.feedback.body_rules = None;
         let demand = Demand { wait_max: Some(retries.wait()), ..plan.demand.clone() };
         record.count_permits();
         match admit(plan, client, &mut outgoing.head, &demand, record).await {
-            Ok((permit, ready)) => (outgoing.permit, outgoing.ready) = (permit, ready),
+            Ok((permit, ready)) => {
+                (outgoing.permit, outgoing.ready) = (permit, ready);
+                outgoing.feedback = Feedback::default();
+            }
             // Without a permit within the wait, the client gets the last result.
             Err(ProxyError::Refused { refusal, .. }) => {
                 record.permits_refused(refusal.limiter());

@@ -48,6 +48,24 @@ pub(crate) struct Outgoing {
     pub(crate) feedback: Feedback,
 }
 
+/// The requests whose head and body are copied for another attempt.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keeps {
+    /// Any that can be sent again: the upstream may say that it has not processed it.
+    Any,
+    /// Those that may be sent twice without harm: the connection may fail without an answer.
+    Harmless,
+    /// None.
+    Nothing,
+}
+
+impl Keeps {
+    /// Keeps requests that may be sent twice without harm, if the connection may fail without an answer.
+    pub(crate) fn harmless(may_fail: bool) -> Keeps {
+        if may_fail { Keeps::Harmless } else { Keeps::Nothing }
+    }
+}
+
 /// The state of the head.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HeadState {
@@ -83,20 +101,23 @@ impl Outgoing {
         self.head_state != HeadState::Gone && self.upload.as_ref().is_none_or(|upload| upload.is_whole())
     }
 
-    /// Returns the request as it goes upstream. The head is kept if there may be another attempt, or if the connection may fail without
-    /// an answer (`may_be_repeated`) and sending the request twice does no harm.
-    pub(crate) fn request(
-        &mut self,
-        plan: &Plan,
-        client: &Client,
-        may_be_repeated: bool,
-    ) -> Request<RequestBody> {
+    /// Returns whether the request may arrive twice without harm.
+    pub(crate) fn is_harmless(&self) -> bool {
+        self.keeps_copy || self.head.method().is_idempotent()
+    }
+
+    /// Returns the request as it goes upstream. The head is kept if there may be another attempt, or as `keeps` says.
+    pub(crate) fn request(&mut self, plan: &Plan, client: &Client, keeps: Keeps) -> Request<RequestBody> {
         let mut head = std::mem::take(&mut self.head);
         if self.head_state == HeadState::Received {
             rewrite(&mut head, plan, client.sender());
         }
-        let is_harmless = head.method().is_idempotent() && self.upgrade.is_none();
-        let keeps_head = self.keeps_copy || (may_be_repeated && is_harmless);
+        let is_kept = match keeps {
+            Keeps::Any => true,
+            Keeps::Harmless => head.method().is_idempotent(),
+            Keeps::Nothing => false,
+        };
+        let keeps_head = self.keeps_copy || (is_kept && self.upgrade.is_none());
         let body = self.take_body(plan, client, keeps_head);
         self.head_state = HeadState::Gone;
         if keeps_head {
@@ -140,6 +161,7 @@ pub(crate) fn rewrite(head: &mut Request<()>, plan: &Plan, sender: Sender<'_>) {
         peer: sender.peer,
         secure: sender.secure,
         authority: plan.authority.as_ref(),
+        reached_at: plan.origin.as_deref(),
         upgrade: plan.upgrade.as_ref(),
         version: head.version(),
         flags: plan.flags,

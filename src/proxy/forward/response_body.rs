@@ -90,7 +90,7 @@ impl ResponseBody {
     /// Ends the request, the first time that it is called.
     fn settle(&mut self, end: End) {
         if let Content::Upstream(download) = &mut self.content
-            && let Some(settling) = download.settling.take()
+            && let Some(mut settling) = download.settling.take()
         {
             settling.end(end == End::Complete);
         }
@@ -209,7 +209,8 @@ impl http_body::Body for ResponseBody {
                 }
             }
         };
-        if frame.is_none() {
+        // Nobody asks for what comes behind trailers.
+        if frame.as_ref().is_none_or(|frame| frame.as_ref().is_ok_and(Frame::is_trailers)) {
             body.settle(End::Complete);
         }
         Poll::Ready(frame)

@@ -1,7 +1,7 @@
 //! Decides whether a request is sent once more: where that does no harm (RFC 9110, 9.2.2), as often as the route allows, within the
 //! route's budget of retries and the request's wait.
 //!
-//! Each attempt takes a permit of its own, in the queue. Sends nothing itself.
+//! Each attempt that is sent takes a permit of its own, in the queue. Sends nothing itself.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -16,6 +16,10 @@ use crate::proxy::route::retry_budget::RetryBudget;
 
 /// The header by which a client allows a request to arrive twice (draft-ietf-httpapi-idempotency-key-header).
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
+
+/// The shortest and the longest pause before another connection is tried, as Envoy has them (`retry_back_off`).
+const PAUSE_MIN: Duration = Duration::from_millis(25);
+const PAUSE_MAX: Duration = Duration::from_millis(250);
 
 /// The further attempts of a request.
 pub(crate) struct Retries<'route> {
@@ -42,6 +46,13 @@ impl<'route> Retries<'route> {
     /// Returns the rest of the wait.
     pub(crate) fn wait(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// Returns how long to wait before an attempt that takes no permit of its own: twice as long each time.
+    pub(crate) fn pause(&self) -> Duration {
+        let attempts = self.rule.attempts.saturating_sub(self.left + 2);
+        let pause = PAUSE_MIN.saturating_mul(2_u32.saturating_pow(attempts));
+        pause.min(PAUSE_MAX).min(self.wait().max(PAUSE_MIN))
     }
 
     /// Takes an attempt if the result of the last one calls for it and the route's budget has one. Returns the reason: `connect`, or the status that the client

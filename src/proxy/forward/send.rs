@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::admission::{Spent, admit, check_patience, confirm, set_aside_while, traced, while_wanted};
 use super::connect::{self, Needed};
 use super::feedback;
-use super::outgoing::Outgoing;
+use super::outgoing::{Keeps, Outgoing};
 use super::plan::Plan;
 use super::record::Record;
 use crate::limiter::{Demand, Permit};
@@ -32,7 +32,8 @@ pub(crate) type Sent = Result<(Response<Incoming>, Lease), ProxyError>;
 ///
 /// If nothing was written because the connection had been closed, the request is sent by a fresh connection with the same permit.
 /// If the upstream closed the connection at that moment, or its response has more headers than this connection has room for, the
-/// request is repeated with another permit, provided that does no harm (RFC 9110, 9.2.2).
+/// request is repeated with another permit, provided that does no harm (RFC 9110, 9.2.2). It does none where an HTTP/2 upstream says that
+/// it has not processed the request (RFC 9113, 8.7).
 pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: &mut Record) -> Sent {
     let began = Instant::now();
     let upstream = &plan.route.upstream;
@@ -63,7 +64,8 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
         }
         record.is_sent(outgoing.permit.as_ref());
         let (spent, may_grow) = (Spent::new(outgoing.permit.take()), lease.may_grow());
-        let keeps = may_be_stale || may_grow;
+        let keeps =
+            if lease.is_multiplexed() { Keeps::Any } else { Keeps::harmless(may_be_stale || may_grow) };
         let request =
             unsent.take().map_or_else(|| prepare(plan, client, outgoing, record, keeps), |unsent| *unsent);
         let sent_at = Instant::now();
@@ -78,7 +80,10 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
                 return Ok((response, lease));
             }
             Err(SendError::Failed(error))
-                if (may_be_stale && is_hang_up(&error) || may_grow && error.is_parse_too_large())
+                if (is_unprocessed(&error)
+                    || outgoing.is_harmless()
+                        && (may_be_stale && is_hang_up(&error)
+                            || may_grow && error.is_parse_too_large()))
                     && outgoing.can_be_repeated()
                     && !std::mem::replace(&mut is_repeated, true) =>
             {
@@ -112,15 +117,14 @@ fn prepare(
     client: &Client,
     outgoing: &mut Outgoing,
     record: &mut Record,
-    may_be_repeated: bool,
+    keeps: Keeps,
 ) -> Request<RequestBody> {
-    let mut request = outgoing.request(plan, client, may_be_repeated);
+    let mut request = outgoing.request(plan, client, keeps);
     record.goes_upstream(&plan.route, &mut request);
     request
 }
 
-/// Waits for a connection. If that takes long, other requests go before this one. A breaker may take its time, so a client that leaves
-/// meanwhile is noticed.
+/// Waits for a connection. If that takes long, other requests go before this one, and a client that leaves meanwhile is noticed.
 async fn connected(
     plan: &Plan,
     client: &Client,
@@ -137,8 +141,19 @@ async fn connected(
             None => opening.await,
         }
     });
-    let opening = traced(record, Part::Connect, opening);
-    if plan.route.breaker.is_some() { while_wanted(client, pin!(opening)).await } else { opening.await }
+    while_wanted(client, pin!(traced(record, Part::Connect, opening))).await
+}
+
+/// Returns whether an HTTP/2 upstream says that it has not processed the request: it retires the connection and names an earlier stream as
+/// the last one (RFC 9113, 6.8), or refuses the stream.
+fn is_unprocessed(error: &hyper::Error) -> bool {
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<h2::Error>());
+    // h2 itself refuses a stream whose response is too large.
+    cause.filter(|cause| cause.is_remote()).is_some_and(|cause| {
+        let reason = cause.reason();
+        reason == Some(h2::Reason::REFUSED_STREAM)
+            || (cause.is_go_away() && reason == Some(h2::Reason::NO_ERROR))
+    })
 }
 
 /// Returns whether the upstream closed a connection instead of answering.

@@ -20,7 +20,15 @@ pub(crate) struct Settling {
     parts: Vec<Part>,
     route: Arc<Route>,
     partitions: Vec<Option<Partition>>,
-    receipt: Receipt,
+    /// The permit, until its cost is settled.
+    receipt: Option<Receipt>,
+}
+
+impl Drop for Settling {
+    /// Of a response that nobody reads to its end, such as one behind which the request is sent once more, what its head has told is settled.
+    fn drop(&mut self) {
+        self.end(false);
+    }
 }
 
 /// The settlement of a cost.
@@ -84,11 +92,11 @@ impl Settling {
         } else {
             rule.charges.iter().map(|charge| Part::of(charge.settle.as_ref(), response)).collect()
         };
-        let settling = Settling {
+        let mut settling = Settling {
             parts,
             route: Arc::clone(&plan.route),
             partitions: plan.partitions.clone(),
-            receipt: receipt.clone(),
+            receipt: Some(receipt.clone()),
         };
         if settling.parts.iter().any(|part| matches!(part, Part::Body(_) | Part::Usage(..))) {
             return Some(Box::new(settling));
@@ -106,11 +114,13 @@ impl Settling {
         }
     }
 
-    /// Settles the costs at the end of the body.
-    pub(crate) fn end(&self, is_whole: bool) {
-        let Some(limiter_set) = &self.route.limiter_set else { return };
+    /// Settles the costs at the end of the body, the first time that it is called.
+    pub(crate) fn end(&mut self, is_whole: bool) {
+        let Some((receipt, limiter_set)) = self.receipt.take().zip(self.route.limiter_set.as_ref()) else {
+            return;
+        };
         let part = |place: usize| self.parts.get(place).or_else(|| self.parts.first());
-        limiter_set.settle(&self.partitions, &self.receipt, |place| part(place)?.cost(is_whole));
+        limiter_set.settle(&self.partitions, &receipt, |place| part(place)?.cost(is_whole));
         for (place, part) in self.parts.iter().enumerate().filter(|_| is_whole) {
             if let Part::Usage(numbers, usage) = part
                 && let Some(output) = usage.output_of(numbers.each())

@@ -77,7 +77,18 @@ impl<S: Service> Acceptor<S> {
                 () = &mut end => return,
                 _ = sweep.tick() => self.service.sweep(),
                 accepted = self.accept(listener) => match accepted {
-                    Ok(tcp) => self.start(tcp),
+                    // Behind the other branches: whoever has been accepted is served, whatever happens meanwhile.
+                    Ok(tcp) => {
+                        let has_ended = tokio::select! {
+                            biased;
+                            () = self.spares_descriptors(&tcp) => false,
+                            () = &mut end => true,
+                        };
+                        self.start(tcp);
+                        if has_ended {
+                            return;
+                        }
+                    }
                     Err(error) => {
                         tracing::warn!(%error, "cannot accept a connection");
                         sleep(ACCEPT_BACKOFF).await;
@@ -94,7 +105,10 @@ impl<S: Service> Acceptor<S> {
             loop {
                 self.below_max().await;
                 match timeout(HANDSHAKE_TIME_MAX, self.accept(&listener)).await {
-                    Ok(Ok(tcp)) => self.start(tcp),
+                    Ok(Ok(tcp)) => {
+                        self.spares_descriptors(&tcp).await;
+                        self.start(tcp);
+                    }
                     Ok(Err(error)) => {
                         tracing::warn!(%error, "cannot accept a connection");
                         sleep(ACCEPT_BACKOFF).await;
@@ -118,10 +132,7 @@ impl<S: Service> Acceptor<S> {
         self.below_max().await;
         loop {
             match listener.accept().await {
-                Ok((tcp, _)) => {
-                    self.spares_descriptors(&tcp).await;
-                    return Ok(tcp);
-                }
+                Ok((tcp, _)) => return Ok(tcp),
                 Err(error) if is_about_one_connection(&error) => {}
                 Err(error) => return Err(error),
             }

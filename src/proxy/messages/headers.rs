@@ -30,6 +30,8 @@ pub(crate) struct Origin<'a> {
     pub(crate) secure: bool,
     /// The authority that the client asked for.
     pub(crate) authority: Option<&'a Authority>,
+    /// The scheme and authority at which the caller reaches weir, if they are not those of its request.
+    pub(crate) reached_at: Option<&'a str>,
     /// The protocol to switch to, if the client wants that and the upstream can.
     pub(crate) upgrade: Option<&'a HeaderValue>,
     /// The version of the client's request.
@@ -125,9 +127,17 @@ fn forwarded(headers: &mut HeaderMap, wanted: bool, origin: &Origin<'_>) {
         VIA,
         &format!("{} {PSEUDONYM}", if origin.version == Version::HTTP_2 { "2.0" } else { "1.1" }),
     );
-    let scheme = if origin.secure { "https" } else { "http" };
-    headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static(scheme));
-    if let Some(host) = origin.authority.and_then(|host| HeaderValue::from_str(host.as_str()).ok()) {
+    let own = if origin.secure { "https" } else { "http" };
+    // What a trusted proxy says of the caller is true behind weir as well: an application that wants TLS would redirect for ever.
+    let (scheme, host) = match origin.reached_at.and_then(|url| url.split_once("://")) {
+        Some((scheme, host)) => (scheme, Some(host)),
+        None => (own, origin.authority.map(Authority::as_str)),
+    };
+    headers.insert(
+        X_FORWARDED_PROTO,
+        HeaderValue::from_static(if scheme == "https" { "https" } else { "http" }),
+    );
+    if let Some(host) = host.and_then(|host| HeaderValue::from_str(host).ok()) {
         headers.insert(X_FORWARDED_HOST, host);
     }
 }

@@ -145,7 +145,8 @@ impl http_body::Body for RequestBody {
             headers::remove_variables(trailers, &body.no_trailers);
         }
         match &frame {
-            Some(Ok(frame)) => body.upload.piece(frame, body.is_end_stream()),
+            // Nobody asks for what comes behind trailers.
+            Some(Ok(frame)) => body.upload.piece(frame, frame.is_trailers() || body.is_end_stream()),
             Some(Err(BodyError::Stalled)) => body.upload.set(UploadState::Stalled),
             Some(Err(BodyError::Broken(error))) if is_malformed(error) => {
                 body.upload.set(UploadState::Malformed);

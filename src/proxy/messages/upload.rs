@@ -74,6 +74,11 @@ impl Upload {
         kept.map(|(bytes, _)| Bytes::copy_from_slice(bytes))
     }
 
+    /// Drops the copy.
+    pub(crate) fn forget(&self) {
+        self.lock().kept = None;
+    }
+
     /// Returns the progress.
     pub(crate) fn state(&self) -> UploadState {
         self.lock().state

@@ -131,7 +131,11 @@ impl<'a> Links<'a> {
         let prefix = self.rule.strip_prefix.as_deref().unwrap_or_default().trim_end_matches('/');
         let slash =
             if inside.starts_with('/') || (inside.is_empty() && !prefix.is_empty()) { "" } else { "/" };
-        Some([origin, prefix, slash, inside, rest].concat())
+        let path = [prefix, slash, inside, rest].concat();
+        // By itself it would name another host.
+        let origin =
+            if origin.is_empty() && path.starts_with("//") { self.origin.as_deref()? } else { origin };
+        Some([origin, &path].concat())
     }
 
     /// Returns what follows the authority, if that is the upstream's.

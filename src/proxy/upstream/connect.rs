@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::connection::{Connection, Http1, Load, Multiplexed};
+use super::connection::{Connection, HTTP2_STREAMS_MAX, Http1, Load, Multiplexed};
 use super::dial::Dialer;
 use super::header_room::HeaderRoom;
 use super::key::{Key, Reach};
@@ -33,12 +33,14 @@ use crate::proxy::net::stream::{Probe, Stream};
 const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
 const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The most bytes of a response's head, and of a request that wait for the upstream to take them.
-const HTTP1_BUFFER: usize = 64 * 1024;
+/// The most bytes of a response's head. HTTP/2 counts 32 more for each field (RFC 9113, 6.5.2).
+const HEAD_BYTES_MAX: u32 = 64 * 1024;
+/// The most bytes of such a head over HTTP/1.1, and of a request that wait for the upstream to take them.
+const HTTP1_BUFFER: usize = HEAD_BYTES_MAX as usize;
 /// The most unread bytes of bodies, per stream and per connection. The first is what a client that takes nothing makes weir hold, and
 /// what a distant upstream can send in a round trip.
 const HTTP2_STREAM_WINDOW: u32 = 256 * 1024;
-const HTTP2_CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
+const HTTP2_CONNECTION_WINDOW: u32 = HTTP2_STREAM_WINDOW * HTTP2_STREAMS_MAX as u32;
 /// The most bytes of a request's body, per stream, that wait for the upstream to take them.
 const HTTP2_SEND_BUFFER: usize = 64 * 1024;
 
@@ -144,6 +146,7 @@ impl Connector {
             .initial_stream_window_size(HTTP2_STREAM_WINDOW)
             .initial_connection_window_size(HTTP2_CONNECTION_WINDOW)
             .max_send_buf_size(HTTP2_SEND_BUFFER)
+            .max_header_list_size(HEAD_BYTES_MAX)
             .keep_alive_interval(HTTP2_PING_INTERVAL)
             .keep_alive_timeout(HTTP2_PING_TIMEOUT)
             .handshake(io)

@@ -32,6 +32,10 @@ const IDLE_AGE_MAX: Duration = Duration::from_secs(55);
 /// and the kernel may not know more.
 const FRESH: Duration = Duration::from_millis(1);
 
+/// The most streams of an HTTP/2 connection: what its clients have not read of all of them fits into its window, so that one who takes
+/// nothing stops nobody else.
+pub(crate) const HTTP2_STREAMS_MAX: usize = 128;
+
 /// An open connection, or a stream of one, held by one request.
 pub(crate) enum Connection {
     /// A whole connection. Boxed, because it is handed on many times in a request, and keeps its place.
@@ -65,6 +69,11 @@ impl Connection {
             Connection::Http1(http1) => http1.reused,
             Connection::Http2(http2) => http2.reused,
         }
+    }
+
+    /// Returns whether other requests share the connection.
+    pub(crate) fn is_multiplexed(&self) -> bool {
+        matches!(self, Connection::Http2(_))
     }
 
     /// Returns whether a response whose head is too large may pass by another connection.
@@ -332,13 +341,14 @@ pub(crate) struct Load {
 impl Load {
     /// Creates the count, without a stream.
     pub(crate) fn new(streams_max: usize) -> Load {
-        let (streams, streams_max) = (AtomicUsize::new(0), AtomicUsize::new(streams_max));
+        let (streams, streams_max) =
+            (AtomicUsize::new(0), AtomicUsize::new(streams_max.min(HTTP2_STREAMS_MAX)));
         Load { streams, streams_max, retired: AtomicBool::new(false) }
     }
 
-    /// Sets the number of streams that the upstream allows at once.
+    /// Sets the number of streams that the upstream allows at once. No more than [`HTTP2_STREAMS_MAX`] are used.
     pub(crate) fn set_streams_max(&self, streams_max: usize) {
-        self.streams_max.store(streams_max, Ordering::Release);
+        self.streams_max.store(streams_max.min(HTTP2_STREAMS_MAX), Ordering::Release);
     }
 
     fn begin(&self) -> bool {
@@ -350,7 +360,7 @@ impl Load {
 
 #[cfg(test)]
 mod tests {
-    use super::Load;
+    use super::{HTTP2_STREAMS_MAX, Load};
 
     #[test]
     fn streams_are_bounded_by_what_the_upstream_allows() {
@@ -360,5 +370,8 @@ mod tests {
         load.set_streams_max(2);
         assert!(load.begin());
         assert!(!load.begin());
+        load.set_streams_max(usize::MAX);
+        let more = std::iter::repeat_with(|| load.begin()).take_while(|began| *began).count();
+        assert_eq!(more, HTTP2_STREAMS_MAX - 2);
     }
 }

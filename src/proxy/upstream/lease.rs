@@ -38,6 +38,16 @@ impl Lease {
         self.connection.is_reused()
     }
 
+    /// Returns whether other requests share the connection.
+    pub(crate) fn is_multiplexed(&self) -> bool {
+        self.connection.is_multiplexed()
+    }
+
+    /// Drops the copy of the request's body: there will be no further attempt.
+    pub(crate) fn forget_copy(&self) {
+        self.upload.iter().for_each(|upload| upload.forget());
+    }
+
     /// Returns whether a response whose head is too large may pass by another connection.
     pub(crate) fn may_grow(&self) -> bool {
         self.connection.may_grow()
