@@ -13,7 +13,7 @@ do
     return state.external_usage
   end
 
-  -- Those of a cell are kept as one, at the latest slot, as bookings are: there are no more of them than cells.
+  -- Those of a cell are kept as one, at the latest slot: there are no more of them than cells.
   local function refuse(usage, now, rule, slots)
     local kept, place_of, known, window, cell = {}, {}, usage.refused, rule.window, rule.cell
     if usage.since == 0 then usage.since = now end

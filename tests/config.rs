@@ -268,7 +268,7 @@ routes:
         "server:\n  drain_delay:5s\nROUTES",
         "2:3: server: a space is missing after the colon of \"drain_delay\"",
     ),
-    ("log: {level:info}\nROUTES", "1:7: log.level:info: a space is missing after the colon of \"level\""),
+    ("log: {level:info}\nROUTES", "1:7: log.level: a space is missing after the colon of \"level\""),
     (
         "limiters:\n  a:\n    limits:[1/s]\n    queue: off\nROUTES",
         "3:12: not valid YAML: a space is missing after the colon of \"limits\"",

@@ -265,7 +265,7 @@ Examples:
 
 const REPLICAS_HELP: &str = "\
 A replica that has been silent for 15 s is not listed. All replicas should have the
-same configuration; while they do not, each enforces its own limits.
+same configuration; while they do not, the strictest limits hold for all.
 
 Examples:
   weir replicas

@@ -126,16 +126,16 @@ impl Combine {
     }
 }
 
-/// The numbers in the body of a response that make up the cost. Of each list of places the largest number of all that come counts.
+/// The numbers in the body of a response that make up the cost. Of the input and of the output the largest number of all that come counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Usage {
     /// The places of the input.
     pub input: Vec<JsonPath>,
     /// The places of the output.
     pub output: Vec<JsonPath>,
-    /// The places of numbers that are added to the input.
+    /// The places of numbers that are added to the input: of those with the same last name the largest.
     pub plus: Vec<JsonPath>,
-    /// The places of numbers within the input that count by a weight of their own.
+    /// The places of numbers within the input that count by a weight of their own, in the same way.
     pub cached: Vec<JsonPath>,
     /// The weights of input, output and what was cached.
     pub weights: Weights,
@@ -192,9 +192,8 @@ impl Usage {
         if input.is_none() && (!self.input.is_empty() || output.is_none()) {
             return None;
         }
-        let plus: u64 = plus.iter().flatten().sum();
-        let input = input.unwrap_or_default().saturating_add(plus);
-        let cached = cached.iter().flatten().sum::<u64>().min(input);
+        let input = input.unwrap_or_default().saturating_add(sum_of(&self.plus, plus));
+        let cached = sum_of(&self.cached, cached).min(input);
         let Weights { input: of_input, output: of_output, cached: of_cached } = self.weights;
         let input = (input - cached)
             .saturating_mul(of_input.into())
@@ -202,6 +201,20 @@ impl Usage {
         let output = output.unwrap_or_default().saturating_mul(of_output.into());
         Some(self.combine.of(input, output))
     }
+}
+
+/// Returns the sum of the numbers at these places. Of those with the same last name the largest counts: an event of a stream may tell once
+/// more what another has told, at another place.
+fn sum_of(places: &[JsonPath], numbers: &[Option<u64>]) -> u64 {
+    let mut largest: Vec<(Option<&Box<str>>, u64)> = Vec::new();
+    for (place, number) in places.iter().zip(numbers) {
+        let (name, number) = (place.steps().last(), number.unwrap_or_default());
+        match largest.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, most)) => *most = number.max(*most),
+            None => largest.push((name, number)),
+        }
+    }
+    largest.iter().fold(0, |sum, (_, number)| sum.saturating_add(*number))
 }
 
 /// The cost of a request at one limiter.
@@ -228,6 +241,22 @@ mod tests {
             combine,
             refund: true,
             streams: Streams::AsCalled,
+        }
+    }
+
+    /// The first event of a stream tells the input, and the last one tells it again.
+    #[test]
+    fn what_two_events_tell_counts_once() {
+        let paths =
+            |texts: &[&str]| texts.iter().map(|text| JsonPath::parse(text).unwrap()).collect::<Vec<_>>();
+        let written = paths(&["usage.written", "message.usage.written", "usage.read"]);
+        for (numbers, sum) in [
+            ([Some(4425), Some(4425), None], 4425),
+            ([Some(4425), None, Some(7)], 4432),
+            ([None, Some(3), Some(u64::MAX)], u64::MAX),
+            ([None, None, None], 0),
+        ] {
+            assert_eq!(sum_of(&written, &numbers), sum, "{numbers:?}");
         }
     }
 

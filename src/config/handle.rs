@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use super::changes::Change;
 use super::load::{LoadError, Loaded};
-use super::model::Config;
+use super::model::{Config, STORE};
 use super::problem::Problem;
 use arc_swap::{ArcSwap, ArcSwapOption};
 
@@ -15,7 +15,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 #[derive(Debug)]
 pub struct Handle {
     /// The configuration of the start. Keys whose change needs a restart still have its values.
-    started: Arc<Config>,
+    started: Loaded,
     running: ArcSwap<Loaded>,
     last: ArcSwapOption<Reload>,
     changed: ArcSwapOption<Changed>,
@@ -63,7 +63,7 @@ pub enum Outcome {
 impl Handle {
     /// Creates a handle with the configuration of the start.
     pub fn new(loaded: Loaded) -> Handle {
-        let started = loaded.config.clone();
+        let started = loaded.clone();
         let (running, last) = (ArcSwap::from_pointee(loaded), ArcSwapOption::empty());
         Handle { started, running, last, changed: ArcSwapOption::empty() }
     }
@@ -86,7 +86,10 @@ impl Handle {
     /// Records that a new configuration is in force, which differs in these keys from the one before. Returns the changed keys that need
     /// a restart.
     pub fn publish(&self, loaded: Loaded, changes: Vec<Change>) -> Vec<&'static str> {
-        let restart_needed = self.started.restart_needed(&loaded.config);
+        let mut restart_needed = self.started.config.restart_needed(&loaded.config);
+        if loaded.has_other_store_files(&self.started) && !restart_needed.contains(&STORE) {
+            restart_needed.push(STORE);
+        }
         let warnings = loaded.warnings.clone();
         self.running.store(Arc::new(loaded));
         let has_changed = !changes.is_empty();

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum LimitHeaders {
     /// `RateLimit` and `RateLimit-Policy` of the IETF's draft.
     Ietf,
-    /// `x-ratelimit-limit-requests`, `-remaining-requests` and `-reset-requests`, as OpenAI has them.
+    /// `x-ratelimit-limit-requests`, `-remaining-requests` and `-reset-requests`; `-tokens` of limiters whose cost is an estimate.
     Openai,
     /// `x-ratelimit-limit`, `-remaining`, `-used`, `-reset` and `-resource`, as GitHub has them.
     Github,

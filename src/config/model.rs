@@ -73,13 +73,16 @@ pub struct Config {
     pub hash: Arc<str>,
 }
 
+/// The key of the store.
+pub(super) const STORE: &str = "store";
+
 impl Config {
     /// Returns the keys that differ in `new` and need a restart.
     pub fn restart_needed(&self, new: &Config) -> Vec<&'static str> {
         let changed = [
             ("listen", self.listen != new.listen),
             ("admin.listen", self.admin.listen != new.admin.listen),
-            ("store", self.store != new.store),
+            (STORE, self.store != new.store),
         ];
         changed.into_iter().filter_map(|(key, differs)| differs.then_some(key)).collect()
     }
@@ -303,6 +306,13 @@ impl Route {
     pub fn costs(&self) -> impl Iterator<Item = &Cost> {
         let own = self.charges.iter().map(|charge| &charge.cost);
         std::iter::once(&self.cost).filter(|_| self.charges.is_empty()).chain(own)
+    }
+
+    /// Returns whether a limiter counts what a request is estimated to need, such as tokens, and not requests.
+    pub fn estimates(&self, limiter: &LimiterName) -> bool {
+        let place = self.limiters.iter().position(|(name, _)| name == limiter).unwrap_or_default();
+        let cost = self.charges.get(place).map_or(&self.cost, |charge| &charge.cost);
+        matches!(cost, Cost::Estimate(_))
     }
 }
 

@@ -13,8 +13,10 @@ pub(super) struct NamedFile<'a> {
     pub(super) owner: Owner,
     /// The key that names it.
     pub(super) key: &'a str,
-    /// Its name, as it is written.
+    /// Its name.
     pub(super) name: &'a str,
+    /// True if the name is from the environment or a file, and shown to nobody.
+    pub(super) is_hidden: bool,
 }
 
 /// The part of a configuration that names a file.
@@ -28,7 +30,11 @@ pub(super) enum Owner {
     Overrides,
 }
 
-impl NamedFile<'_> {
+impl<'a> NamedFile<'a> {
+    fn of(owner: Owner, key: &'a str, node: &'a Node) -> Option<NamedFile<'a>> {
+        Some(NamedFile { owner, key, name: node.text()?, is_hidden: node.is_interpolated() })
+    }
+
     /// Returns the path of the key, with a route by its name where it has one.
     pub(super) fn path(&self, route_name: impl Fn(usize) -> Option<String>) -> String {
         let owner = match self.owner {
@@ -54,13 +60,12 @@ pub(super) fn named_files(tree: &Node) -> impl Iterator<Item = NamedFile<'_>> {
     let owners = server.map(|node| (Owner::Server, node)).into_iter();
     let owners = owners.chain(redis.map(|node| (Owner::Store, node))).chain(upstreams);
     let certificates = owners.flat_map(|(owner, node)| {
-        let named = move |key| Some(NamedFile { owner, key, name: node.get(key)?.text()? });
+        let named = move |key| NamedFile::of(owner, key, node.get(key)?);
         CERTIFICATE_KEYS.into_iter().filter_map(named)
     });
     let limiters = tree.get("limiters").map(Node::entries).unwrap_or_default();
     let overrides = limiters.iter().filter_map(|limiter| {
-        let name = limiter.value.get("overrides")?.get("file")?.text()?;
-        Some(NamedFile { owner: Owner::Overrides, key: "file", name })
+        NamedFile::of(Owner::Overrides, "file", limiter.value.get("overrides")?.get("file")?)
     });
     certificates.chain(overrides)
 }

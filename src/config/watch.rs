@@ -33,6 +33,8 @@ const QUIET_POLLED: Duration = Duration::from_secs(1);
 const POLL_WATCHED: Duration = Duration::from_secs(30);
 /// The polling interval without file system events.
 const POLL_UNWATCHED: Duration = Duration::from_secs(2);
+/// How often content is read that is never the same twice: other changes would not be noticed for as long.
+const READINGS_MAX: u32 = 20;
 /// The most links that are followed from a path to its file, as many as Linux follows.
 const LINKS_MAX: usize = 40;
 
@@ -123,11 +125,13 @@ impl Watch {
     /// and a poll may come in the middle. The beginning of a configuration may be a valid one.
     async fn complete(&self, woken: Woken) -> Option<Snapshot> {
         let quiet = if woken == Woken::Event { QUIET } else { QUIET_POLLED };
-        let mut before = self.content;
+        let (mut before, mut readings) = (self.content, 0);
         loop {
             let path = self.path.clone();
             let snapshot = tokio::task::spawn_blocking(move || Snapshot::take(&path)).await.ok()?;
-            if snapshot.content == before || snapshot.content == self.content {
+            readings += 1;
+            let is_complete = snapshot.content == before || snapshot.content == self.content;
+            if is_complete || readings == READINGS_MAX {
                 return Some(snapshot);
             }
             before = snapshot.content;
@@ -138,14 +142,11 @@ impl Watch {
     /// Logs what cannot be watched.
     fn tell_troubles(&mut self) {
         for Trouble { directory, error } in self.troubles.drain(..) {
-            match directory {
-                None => {
-                    tracing::warn!(%error, "cannot watch files; polling every {POLL_UNWATCHED:?} instead")
-                }
-                Some(directory) => {
-                    let directory = directory.display();
-                    tracing::warn!(%directory, %error, "cannot watch a directory; reading its files every {POLL_WATCHED:?}");
-                }
+            if let Some(directory) = directory {
+                let directory = directory.display();
+                tracing::warn!(%directory, %error, "cannot watch a directory; reading its files every {POLL_WATCHED:?}");
+            } else {
+                tracing::warn!(%error, "cannot watch files; polling every {POLL_UNWATCHED:?} instead");
             }
         }
     }

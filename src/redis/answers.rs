@@ -25,6 +25,9 @@ fn unpack<T: DeserializeOwned>(value: &Value) -> Option<T> {
     rmp_serde::from_slice(packed).ok()
 }
 
+/// The most slots that a call deals: far more than wait at a replica.
+const DEALT_MAX: u64 = 10_000_000;
+
 #[derive(Deserialize)]
 struct EpochRow(u64, u64, u64, u64, u64);
 
@@ -89,6 +92,10 @@ struct DealRow {
 /// Returns the answer of `deal.lua`, if it is one to this call.
 pub(super) fn deal(value: &Value, limiter_refs: &[LimiterRef], line: &LineCall) -> Option<Answer> {
     let row: DealRow = unpack(value)?;
+    let dealt = row.dealt.iter().try_fold(0_u64, |sum, (_, _, count, _)| sum.checked_add(*count))?;
+    if dealt > DEALT_MAX {
+        return None;
+    }
     let mut answer = of_limiters(row.epoch, row.limiters, limiter_refs)?;
     answer.last = Micros(row.last);
     let not_taken = row.not_taken.iter().map(|row| not_taken(row, line, &answer.available));

@@ -243,7 +243,12 @@ impl PartConnection {
             return Err(StoreError::Away);
         }
         let attempt = async { self.attempt(op, owner, command).await?.confirmed() };
-        self.timed(op, self.shared.timeout, attempt).await
+        let result = self.timed(op, self.shared.timeout, attempt).await;
+        if matches!(result, Err(StoreError::Timeout(_))) && op != StoreOp::Heartbeat {
+            // No other call may tell that this connection alone is dead.
+            self.shared.connections.replace(&self.owner(owner));
+        }
+        result
     }
 
     /// Makes a call that goes on after its deadline, because its bookings must not be lost. With an error comes the late answer, for

@@ -28,6 +28,7 @@ mod script;
 mod sentinels;
 mod servers;
 mod setup_error;
+mod sockets;
 pub mod store;
 #[cfg(test)]
 mod tests;

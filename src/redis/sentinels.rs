@@ -15,6 +15,7 @@ use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{interval, timeout};
 
 use super::setup_error::RedisSetupError;
+use super::sockets::tcp_settings;
 use crate::config::model::{RedisNode, RedisSentinels};
 
 /// How often the sentinels are asked for the primary, beside the messages by which they announce another one.
@@ -96,6 +97,7 @@ impl Sentinels {
             ConnectionAddr::Tcp(host, port)
         };
         let info = address.into_connection_info()?.set_redis_settings(self.user.clone());
+        let info = info.set_tcp_settings(tcp_settings());
         match &self.certificates {
             Some(certificates) => Client::build_with_tls(info, certificates.clone()),
             None => Client::open(info),

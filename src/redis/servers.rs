@@ -25,6 +25,7 @@ use tokio_util::task::TaskTracker;
 use super::explain::unfit;
 use super::sentinels::Sentinels;
 use super::setup_error::RedisSetupError;
+use super::sockets::tcp_settings;
 use crate::config::model::{RedisNode, RedisServers, RedisStore, RedisTls};
 
 /// How often a command of a Cluster is sent again where its slot has moved or its node is gone; each within its deadline.
@@ -101,6 +102,7 @@ impl Servers {
                     // The store keeps the deadline of a call. This timeout is for the client library's own requests: calls wait
                     // for their answers, so a node that stands still would delay all calls.
                     .response_timeout(connect_timeout)
+                    .tcp_settings(tcp_settings())
                     .overall_response_timeout(None)
                     .retries(CLUSTER_RETRIES)
                     .min_retry_wait(CLUSTER_RETRY_MIN)
@@ -343,7 +345,7 @@ fn unusable(address: &str, error: &RedisError) -> RedisSetupError {
 fn address_of(node: &RedisNode) -> Result<ConnectionInfo, RedisError> {
     let info = node.url.reveal().into_connection_info()?;
     let user = info.redis_settings().clone().set_skip_set_lib_name();
-    Ok(info.set_redis_settings(user))
+    Ok(info.set_redis_settings(user).set_tcp_settings(tcp_settings()))
 }
 
 fn client(node: &RedisNode, certificates: Option<&TlsCertificates>) -> Result<Client, RedisSetupError> {

@@ -288,6 +288,21 @@ async fn weir_recovers_from_a_password_change() {
 }
 
 /// A foreign value under one of weir's keys.
+/// Where callers share a quota nobody asks a store that counts as away.
+#[tokio::test]
+async fn a_shared_limiter_passes_again_when_a_foreign_value_is_gone() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [1000/1h], on_store_failure: reject, queue: {timeout: 1s}, share: {by: \"header:x-caller\"}}";
+    let weir = Weir::start(&one_limiter(&redis.store(), limiter, &upstream)).await;
+    assert_eq!(weir.get("/").await.status, 200);
+    redis.command(&["EVAL", "redis.call('DEL', KEYS[1]) redis.call('LPUSH', KEYS[1], 'x')", "1", KEY]).await;
+    let is_refused = async || weir.get("/").await.weir_error() == Some("store_unavailable");
+    eventually("it is refused", PATIENCE, is_refused).await;
+    redis.command(&["DEL", KEY]).await;
+    eventually("requests pass", PATIENCE, async || weir.get("/").await.status == 200).await;
+}
+
 #[tokio::test]
 async fn foreign_values_are_named_and_left_alone() {
     let _lane = lane::shared().await;

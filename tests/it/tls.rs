@@ -304,7 +304,7 @@ async fn clients_are_known_by_their_certificates() {
     let mut spent = 0;
     for (names, some, all) in cases {
         let shown = format!("{names:?}");
-        let client = files.client().showing(&files.clients.sign(names));
+        let client = files.client().showing(&files.clients.sign_beside_unknown(names));
         let mut connection = client.open(&weir.host()).await.unwrap();
         assert_eq!(status(&mut connection, &Request::get("/some")).await, *some, "{shown}");
         assert_eq!(status(&mut connection, &Request::get("/all")).await, *all, "{shown}");

@@ -179,7 +179,8 @@ async fn every_replica_shows_what_the_whole_fleet_uses_and_when_a_limit_is_spent
         );
     }
     // Of a limiter with a key nobody can tell, and the last figure does not stay.
-    let keyed = config.replace("idle: {limits: [10/1h]}", "idle: {limits: [10/1h], key: [client]}");
+    let keyed =
+        config.replace("idle: {limits: [10/1h]}", "idle: {limits: [10/1h], key: [\"header:x-tenant\"]}");
     Weir::reload_all(&fleet, &keyed).await;
     for replica in &fleet {
         eventually("no figure of the keyed limiter", PATIENCE, async || {

@@ -1,9 +1,11 @@
 //! HTTP/2 upstreams: streams that they have not processed, slow readers beside others, and large heads.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use h2::Reason;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -19,9 +21,6 @@ use crate::support::{
 const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
 /// GOAWAY without an error: no stream has been processed.
 const GOAWAY: [u8; 17] = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-/// RST_STREAM of the first stream: REFUSED_STREAM, and CANCEL.
-const REFUSED: [u8; 13] = [0, 0, 4, 3, 0, 0, 0, 0, 1, 0, 0, 0, 7];
-const CANCELLED: [u8; 13] = [0, 0, 4, 3, 0, 0, 0, 0, 1, 0, 0, 0, 8];
 
 fn http2_rule(prefix: &str, up: &Up) -> Route {
     let mut rule = rule(prefix, up);
@@ -47,15 +46,33 @@ async fn answer_first(socket: &mut TcpStream, frame: &[u8]) {
     let _ = socket.read_to_end(&mut Vec::new()).await;
 }
 
-/// Starts an upstream whose first connection answers each first request by a frame, and whose others echo.
-async fn retiring(frame: &'static [u8]) -> Up {
-    static CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
-    CONNECTIONS.store(0, Ordering::SeqCst);
-    scripted_upstream(move |mut socket, up| async move {
-        if CONNECTIONS.fetch_add(1, Ordering::SeqCst) == 0 {
-            answer_first(&mut socket, frame).await;
-        } else {
-            speak(socket, up, mirror).await;
+/// Starts an upstream whose first connection is retired by its first request, and whose others echo.
+async fn retiring() -> Up {
+    let connections = Arc::new(AtomicUsize::new(0));
+    scripted_upstream(move |mut socket, up| {
+        let is_first = connections.fetch_add(1, Ordering::SeqCst) == 0;
+        async move {
+            if is_first {
+                answer_first(&mut socket, &GOAWAY).await;
+            } else {
+                speak(socket, up, mirror).await;
+            }
+        }
+    })
+    .await
+}
+
+/// Starts an upstream that ends the first stream for a reason, and answers the others.
+async fn ending_the_first(reason: Reason) -> Up {
+    scripted_upstream(move |socket, _| async move {
+        let mut connection = h2::server::handshake(socket).await.unwrap();
+        let mut is_first = true;
+        while let Some(Ok((_, mut respond))) = connection.accept().await {
+            if std::mem::take(&mut is_first) {
+                respond.send_reset(reason);
+            } else {
+                respond.send_response(Response::new(()), true).unwrap();
+            }
         }
     })
     .await
@@ -63,21 +80,21 @@ async fn retiring(frame: &'static [u8]) -> Up {
 
 #[tokio::test]
 async fn a_request_that_the_upstream_has_not_processed_is_sent_again_whatever_its_method() {
-    for (frame, method, status) in [
-        (&GOAWAY[..], "GET", "200"),
-        (&GOAWAY, "POST", "200"),
-        (&REFUSED, "GET", "200"),
-        (&REFUSED, "POST", "200"),
-        // Nobody knows what has become of it.
-        (&CANCELLED, "POST", "502"),
-    ] {
-        let up = retiring(frame).await;
-        let weir = weir(vec![http2_rule("/", &up)]).await;
-        let request =
-            format!("{method} / HTTP/1.1\r\nHost: weir\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc");
-        let answer = in_time(call(weir.address, &request)).await;
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{method} {frame:?}: {answer}");
-        assert_eq!(up.connections(), if status == "200" { 2 } else { 1 }, "{method} {frame:?}");
+    for method in ["GET", "POST"] {
+        for (up, status, connections) in [
+            (retiring().await, "200", 2),
+            (ending_the_first(Reason::REFUSED_STREAM).await, "200", 1),
+            // Nobody knows what has become of it.
+            (ending_the_first(Reason::CANCEL).await, "502", 1),
+        ] {
+            let weir = weir(vec![http2_rule("/", &up)]).await;
+            let request = format!(
+                "{method} / HTTP/1.1\r\nHost: weir\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc"
+            );
+            let answer = in_time(call(weir.address, &request)).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{method}: {answer}");
+            assert_eq!(up.connections(), connections, "{method} {status}");
+        }
     }
 }
 

@@ -195,7 +195,7 @@ async fn errors_are_problem_documents_with_a_code() {
     let grpc =
         format!("POST /x HTTP/1.1\r\nContent-Type: application/grpc+proto\r\nContent-Length: 0\r\n{host}");
     let grpc = call(weir.address, &grpc).await;
-    assert!(grpc.starts_with("HTTP/1.1 200") && grpc.contains("grpc-status: 14\r\n"), "{grpc}");
+    assert!(grpc.starts_with("HTTP/1.1 200") && grpc.contains("grpc-status: 12\r\n"), "{grpc}");
 }
 
 #[tokio::test]

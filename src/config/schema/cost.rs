@@ -71,10 +71,11 @@ pub(crate) struct Settle {
     /// The places of the output. What a complete response does not name is nothing.
     #[schemars(extend("examples" = [["usage.completion_tokens", "usage.output_tokens"]]))]
     pub(crate) output: Option<Paths>,
-    /// The places of numbers that are added to the input.
+    /// The places of numbers that are added to the input. Of places with the same last name the largest counts.
     #[schemars(extend("examples" = ["usage.cache_creation_input_tokens"]))]
     pub(crate) plus: Option<Paths>,
-    /// The places of numbers within the input that count by a weight of their own, such as what is read from a cache.
+    /// The places of numbers within the input that count by a weight of their own, such as what is read from a cache. Of places with the same
+    /// last name the largest counts.
     #[schemars(extend("examples" = ["usage.prompt_tokens_details.cached_tokens"]))]
     pub(crate) cached: Option<Paths>,
     /// The weight of a token of each kind.

@@ -76,7 +76,7 @@ pub(crate) struct Route {
     /// replace the upstream's headers of that family. Default `off`.
     #[schemars(extend("examples" = ["ietf", "openai"]))]
     pub(crate) limit_headers: Option<OffOr<LimitHeaders>>,
-    /// Retries, or `off`. Only requests with an idempotent method or an `Idempotency-Key` are retried. Each attempt takes
+    /// Retries, or `off`. Only requests with an idempotent method or an `Idempotency-Key` are retried. Each attempt that was sent takes
     /// its own permit, within the longest wait of the request. Default `off`.
     #[schemars(extend("examples" = [{"attempts": 3, "on": ["connect", 503]}, "off"]))]
     pub(crate) retry: Option<OffOr<Retry>>,

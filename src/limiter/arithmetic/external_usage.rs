@@ -80,8 +80,8 @@ impl ExternalUsage {
         self.heeded = self.permits();
     }
 
-    /// Notes that the upstream rejected permits of these slots, and does not count them. Those of a cell are kept as one, at the latest slot, as
-    /// bookings are: there are no more of them than cells.
+    /// Notes that the upstream rejected permits of these slots, and does not count them. Those of a cell are kept as one, at the latest slot:
+    /// there are no more of them than cells.
     pub(in crate::limiter) fn refuse(
         &mut self,
         now: Micros,

@@ -487,6 +487,11 @@ impl OriginQueue for Queue {
         self.wake.notify_one();
     }
 
+    fn exchange_left(&self) {
+        self.inbox().events.left_exchanges += 1;
+        self.wake.notify_one();
+    }
+
     fn closed(&self) -> Refusal {
         Refusal::Closed { limiter: self.name() }
     }

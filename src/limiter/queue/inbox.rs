@@ -87,6 +87,8 @@ pub(in crate::limiter) struct Events {
     pub(in crate::limiter) returned: Vec<Returned>,
     /// The waiting requests that may have left. Bounded by the tickets that were out.
     pub(in crate::limiter) left: Vec<RequestId>,
+    /// How many requests have left whose permits were exchanged: nobody outside knows their numbers.
+    pub(in crate::limiter) left_exchanges: usize,
     pub(in crate::limiter) limits_changed: bool,
     /// The instant of the store's clock as of which bookings of the queue were moved, or are to be moved by the next call.
     pub(in crate::limiter) moved: Option<Micros>,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Costs, Flow, Refusal};
+use crate::limiter::model::{Costs, Flow, LimiterName, Refusal};
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::quota_left::{LastLeft, QuotaLeft};
 use crate::limiter::queue::request::{Holder, LATE_MAX, RequestId, Unusable};
@@ -109,6 +109,9 @@ pub(in crate::limiter) trait OriginQueue: Send + Sync {
 
     /// Tells the worker that a waiting request may have left.
     fn leave(&self, request: RequestId);
+
+    /// Tells that a request has left which waits for a permit in place of one that it has exchanged.
+    fn exchange_left(&self);
 
     /// Returns the refusal of a queue that has ended.
     fn closed(&self) -> Refusal;
@@ -213,7 +216,7 @@ impl Permit {
         while let Some(held) = &mut self.held
             && let Some(next) = held.exchange_if_unusable()
         {
-            let permit = next.await.unwrap_or_else(|_| Err(held.queue.closed()))?;
+            let permit = next.answered().await.unwrap_or_else(|| Err(held.queue.closed()))?;
             self.held = permit.held;
         }
         if let Some(held) = &mut self.held {
@@ -291,7 +294,7 @@ impl HeldSlot {
     }
 
     /// Hands a slot that must not be used back, and returns the channel on which the next one comes. `None` if the slot is good.
-    fn exchange_if_unusable(&mut self) -> Option<oneshot::Receiver<Result<Permit, Refusal>>> {
+    fn exchange_if_unusable(&mut self) -> Option<NextPermit> {
         let (slot, why) = self.unusable()?;
         self.slot = Hold::Settled;
         let (turn, next) = oneshot::channel();
@@ -306,7 +309,7 @@ impl HeldSlot {
         }));
         self.queue.permit_in();
         self.leave_flight();
-        Some(next)
+        Some(NextPermit { queue: Arc::clone(&self.queue), next: Some(next) })
     }
 
     fn set_aside(&mut self) {
@@ -323,6 +326,29 @@ impl HeldSlot {
     fn leave_flight(&mut self) {
         if std::mem::take(&mut self.is_in_flight) {
             self.queue.leave_flight();
+        }
+    }
+}
+
+/// Waits for the permit in place of one that was exchanged. A drop tells the queue that its request has left.
+struct NextPermit {
+    queue: Arc<dyn OriginQueue>,
+    next: Option<oneshot::Receiver<Result<Permit, Refusal>>>,
+}
+
+impl NextPermit {
+    /// Returns the answer; `None` if the queue has ended.
+    async fn answered(mut self) -> Option<Result<Permit, Refusal>> {
+        let answer = self.next.as_mut()?.await.ok();
+        self.next = None;
+        answer
+    }
+}
+
+impl Drop for NextPermit {
+    fn drop(&mut self) {
+        if self.next.take().is_some() {
+            self.queue.exchange_left();
         }
     }
 }
@@ -354,11 +380,11 @@ impl Receipt {
         self.queue.follows_upstream()
     }
 
-    /// Returns what is left of the tightest limit, as the store last said; `None` if that is not known, or the store did not grant the
-    /// permit.
-    pub fn quota_left(&self) -> Option<QuotaLeft> {
+    /// Returns what is left of the tightest limit of those limiters for which `is_meant` holds, as the store last said; `None` if that is not
+    /// known, or the store did not grant the permit.
+    pub fn quota_left(&self, is_meant: impl Fn(&LimiterName) -> bool) -> Option<QuotaLeft> {
         let (left, instances) = self.queue.left();
-        matches!(self.slot.source, Source::Store(_)).then(|| left.tightest(instances))?
+        matches!(self.slot.source, Source::Store(_)).then(|| left.tightest(instances, is_meant))?
     }
 
     /// Returns whether it is time to compare the upstream's count with weir's, which is now and then.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::algorithm::kind::refill;
-use crate::limiter::model::{Limit, Limiter};
+use crate::limiter::model::{Limit, Limiter, LimiterName};
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::upstream_report::{Window, limit_of};
 use crate::usage::{Refill, UpstreamCount};
@@ -68,15 +68,20 @@ impl LastLeft {
         }
     }
 
-    /// Returns what is left of the limit of which the least part is, or of several the fewest permits; `None` if nothing is known, or all limits space their permits.
-    pub(in crate::limiter) fn tightest(&self, instances: &[LimiterInstance]) -> Option<QuotaLeft> {
+    /// Returns what is left of the limit of which the least part is, or of several the fewest permits, of the limiters for which `is_meant`
+    /// holds; `None` if nothing is known, or all limits space their permits.
+    pub(in crate::limiter) fn tightest(
+        &self,
+        instances: &[LimiterInstance],
+        is_meant: impl Fn(&LimiterName) -> bool,
+    ) -> Option<QuotaLeft> {
         let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, all) = last.as_ref()?;
         let mut tightest: Option<(f64, QuotaLeft)> = None;
         for (instance, left) in instances.iter().zip(all) {
             let (limiter, session) = (instance.limiter(), &instance.active.session);
             // A reload may have changed the limits since.
-            if limiter.limits.len() != left.len() {
+            if limiter.limits.len() != left.len() || !is_meant(&limiter.name) {
                 continue;
             }
             for (place, (limit, left)) in limiter.limits.iter().zip(left).enumerate() {

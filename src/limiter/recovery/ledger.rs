@@ -25,6 +25,9 @@ use crate::limiter::store::expiry::Expiring;
 /// this replica may have been granted.
 const PAGES_MAX: usize = 100_000;
 
+/// How far ahead slots are copied for others: nobody charges those that had not come when a replica was last heard.
+const COPIED_AHEAD: Micros = Micros::from_millis(1000);
+
 /// Later than any instant.
 const FAR: Micros = Micros(u64::MAX);
 
@@ -38,8 +41,6 @@ pub(in crate::limiter) struct Ledger {
     has_unreported: bool,
     /// The store's memory to which the pages' grants belong.
     memory: u64,
-    /// How often grants from another part of the store were taken over since that memory began.
-    takeovers: u64,
     /// The number of changes of what the store knows of the grants.
     changes: u64,
     /// Until when grants matter that found no page, by the store's clock.
@@ -56,6 +57,8 @@ struct Page {
     granted: Timeline,
     /// The grants that the store has forgotten, by its clock.
     forgotten: Timeline,
+    /// How often grants from another part of the store were taken over, since the store's memory began.
+    takeovers: u64,
     offline: OfflineRecord,
 }
 
@@ -72,9 +75,9 @@ pub(in crate::limiter) struct LedgerCopy {
 
 /// Grants under one limiter or partition that the store does not know.
 pub(in crate::limiter) enum Unreported {
-    /// The store has forgotten them, or never knew. The number of what this write tells it, their instants by its clock and their permits,
+    /// The store has forgotten them, or never knew. Its memory now, the number of this write, their instants by its clock and their permits,
     /// ascending.
-    Forgotten { number: u64, entries: Vec<Entry> },
+    Forgotten { memory: u64, number: u64, entries: Vec<Entry> },
     /// They were made without the store.
     Offline(OfflineGrants),
 }
@@ -212,10 +215,12 @@ impl Ledger {
         limiter_ref: &LimiterRef,
         now: Micros,
     ) -> Option<Unreported> {
-        let number = self.number();
+        let memory = self.memory;
         let page = self.pages.get_mut(&key(limiter_ref))?;
         if !page.forgotten.entries().is_empty() {
-            return Some(Unreported::Forgotten { number, entries: page.forgotten.entries().to_vec() });
+            // What is taken over later is told under a later number. The next memory is the instant of its beginning, and so far ahead of it.
+            let (number, entries) = (memory + page.takeovers, page.forgotten.entries().to_vec());
+            return Some(Unreported::Forgotten { memory, number, entries });
         }
         page.offline.next_part(now, &page.windows).map(Unreported::Offline)
     }
@@ -229,13 +234,18 @@ impl Ledger {
         now: Micros,
     ) {
         let key = key(limiter_ref);
-        let number = self.number();
         let Some(mut page) = self.pages.take(&key) else { return };
         self.changes += 1;
         let entries = match part {
-            // Meanwhile the store may have lost its memory again, or grants were taken over: all of them are told once more.
-            Unreported::Forgotten { number: told, .. } if *told != number => Vec::new(),
-            Unreported::Forgotten { .. } => std::mem::take(&mut page.forgotten).entries().to_vec(),
+            // Meanwhile the store may have lost its memory again.
+            Unreported::Forgotten { memory, .. } if *memory != self.memory => Vec::new(),
+            // Or others were taken over, which stay.
+            Unreported::Forgotten { entries, .. } => {
+                for Entry { at, permits } in entries {
+                    page.forgotten.uncharge(*at, *permits, &page.windows);
+                }
+                entries.clone()
+            }
             Unreported::Offline(part) => {
                 let moved = |entry: Entry| Entry { at: (store_now + entry.at) - now, ..entry };
                 let confirmed = page.offline.confirm(part.number);
@@ -245,12 +255,6 @@ impl Ledger {
         entries.iter().for_each(|entry| page.charge(entry.at, entry.permits, store_now));
         let expires = page.expires();
         self.pages.put(key, page, expires);
-    }
-
-    /// Returns the number of what is written back: the store's memory, and more with each takeover, so that it counts what comes later. The next
-    /// memory is the instant of its beginning, and so far ahead of it.
-    fn number(&self) -> u64 {
-        self.memory + self.takeovers
     }
 
     /// Takes over what another ledger knows of a limiter whose state moves to this one's part of the store: that part does not have it.
@@ -269,12 +273,12 @@ impl Ledger {
             for entry in from.granted.entries().iter().chain(from.forgotten.entries()) {
                 page.forget(*entry);
             }
+            page.takeovers += 1;
             self.has_unreported |= page.is_pending();
             let expires = page.expires();
             self.pages.put(key.clone(), page, expires);
         }
         self.changes += 1;
-        self.takeovers += 1;
     }
 
     /// Returns the permits of a limiter that the store has granted from an instant of its clock on.
@@ -287,12 +291,13 @@ impl Ledger {
     /// Notes that the store has lost its memory at `latest` of its clock: grants up to then are to be written back, and later
     /// bookings are void. `memory` is its new one.
     pub(in crate::limiter) fn forget(&mut self, memory: u64, latest: Micros) {
-        (self.memory, self.takeovers) = (memory, 0);
+        self.memory = memory;
         self.changes += 1;
         self.void_after(latest);
         for (_, page) in self.pages.iter_mut() {
             let granted = std::mem::take(&mut page.granted);
             granted.entries().iter().for_each(|entry| page.forget(*entry));
+            page.takeovers = 0;
             self.has_unreported |= page.is_pending();
         }
     }
@@ -410,7 +415,8 @@ impl Page {
             None => format!("\n{name}"),
         };
         let (longest, mut before) = (self.longest(), Micros::ZERO);
-        for Entry { at, permits } in self.granted.entries().iter().filter(|entry| entry.at + longest > now) {
+        let matters = |entry: &&Entry| entry.at + longest > now && entry.at <= now + COPIED_AHEAD;
+        for Entry { at, permits } in self.granted.entries().iter().filter(matters) {
             // Writing to a text never fails.
             let _ = write!(line, " {}:{permits}", (*at - before).0);
             before = *at;

@@ -1,7 +1,10 @@
 //! A fault of one queue's calls alone: what the store is to that queue then.
 
-use crate::clock::Moment;
+use crate::clock::{Micros, Moment};
 use crate::limiter::recovery::link::{Link, Terms};
+
+/// How long an outage of one queue alone lasts until the store is asked again.
+const RETRIED_AFTER: Micros = Micros::from_millis(2000);
 
 /// Calls of one queue that the store answers with an error of their own, such as a key that holds something foreign, while others
 /// are all right.
@@ -27,6 +30,12 @@ impl OwnFault {
         self.since = None;
     }
 
+    /// Forgets a fault that has lasted for some time: a queue that asks nobody in an outage would never learn that it is over. The next call
+    /// shows it.
+    pub(in crate::limiter) fn lapse(&mut self, terms: &Terms, now: Moment) {
+        self.since.take_if(|since| now >= *since + terms.patience + RETRIED_AFTER);
+    }
+
     /// Returns what the store is to this queue, where it is `link` to all others.
     pub(in crate::limiter) fn link(&self, link: Link, terms: &Terms, now: Moment) -> Link {
         let (Link::Up { epoch }, Some(since)) = (link, self.since) else { return link };
@@ -43,7 +52,6 @@ impl OwnFault {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Micros;
 
     #[test]
     fn a_fault_of_one_queue_is_a_doubt_and_then_an_outage_of_its_own() {
@@ -61,7 +69,12 @@ mod tests {
         assert_eq!(fault.link(away, &terms, at(595)), away);
         fault.answered();
         assert_eq!(fault.link(up, &terms, at(700)), up);
-        fault.failed(at(1000));
-        assert_eq!(fault.link(up, &terms, at(1600)), Link::Away { outage: u64::MAX - 2 });
+        fault.failed(at(700));
+        fault.lapse(&terms, at(3294));
+        assert_eq!(fault.link(up, &terms, at(3294)), Link::Away { outage: u64::MAX - 2 });
+        fault.lapse(&terms, at(3295));
+        assert_eq!(fault.link(up, &terms, at(3295)), up);
+        fault.failed(at(4000));
+        assert_eq!(fault.link(up, &terms, at(4600)), Link::Away { outage: u64::MAX - 3 });
     }
 }

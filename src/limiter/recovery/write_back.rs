@@ -97,7 +97,7 @@ async fn write_back_one(
 fn write_of(session: &StoreSession, replica: u64, epoch: u64, part: &Unreported, now: Micros) -> WriteBack {
     let sent = session.clock().map_or(Micros::ZERO, |clock| clock.latest(session.moment()));
     let (unknown, number, since, entries) = match part {
-        Unreported::Forgotten { number, entries } => (Unknown::Lost, *number, sent, entries),
+        Unreported::Forgotten { number, entries, .. } => (Unknown::Lost, *number, sent, entries),
         Unreported::Offline(part) => (Unknown::Away, part.number, now, &part.entries),
     };
     let entries = entries.iter().map(|entry| (ago(since, entry.at), entry.permits)).collect();

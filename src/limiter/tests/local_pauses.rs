@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::limiter::model::{Limiter, LimiterName, OnStoreFailure, PausePolicy, Reason};
 use crate::limiter::tests::limiter_set;
@@ -151,6 +151,24 @@ async fn a_queue_that_is_made_during_a_pause_keeps_to_it() {
     permit.confirm().await.unwrap();
     permit.commit();
     assert!(start.elapsed() > SECOND, "{:?}", start.elapsed());
+}
+
+/// Its permit was taken back because of the pause, and it waits for another.
+#[tokio::test(start_paused = true)]
+async fn who_leaves_while_its_permit_is_exchanged_waits_no_more() {
+    let fleet = fleet(&[limiter("api", 20, 5)], Duration::ZERO, SECOND);
+    let mut permit = granted(&limiter_set(&fleet.limiters, &["api"]), &[]).await;
+    // It comes too late for its slot, and in a pause.
+    sleep(SECOND).await;
+    found(&fleet).pause(3 * SECOND).await.unwrap();
+    let waiting = async || found(&fleet).inspect().await.waiting;
+    {
+        let mut confirmed = Box::pin(permit.confirm());
+        assert!(timeout(SECOND / 10, &mut confirmed).await.is_err());
+        assert_eq!(waiting().await, 1);
+    }
+    sleep(SECOND / 10).await;
+    assert_eq!(waiting().await, 0);
 }
 
 #[tokio::test(start_paused = true)]

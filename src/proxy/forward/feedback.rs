@@ -12,7 +12,9 @@ use tokio::time::Instant;
 use super::plan::Plan;
 use super::rejection::{self, Asked, BodyRules};
 use super::settling::Settling;
-use crate::limiter::{QuotaLeft, Receipt, UpstreamSignal, Window};
+use crate::config::model::LimitHeaders;
+use crate::limiter::{Receipt, UpstreamSignal, Window};
+use crate::proxy::messages::limit_headers::Left;
 use crate::proxy::messages::quota::{Quota, QuotaWindow};
 use crate::proxy::messages::stream_usage::WithoutUsage;
 use crate::proxy::messages::{coding, response};
@@ -22,7 +24,7 @@ use crate::proxy::route::table::Route;
 #[derive(Default)]
 pub(crate) struct Feedback {
     /// The permits left of the quota, if the route tells its callers.
-    pub(crate) quota_left: Option<Box<QuotaLeft>>,
+    pub(crate) quota_left: Option<Box<Left>>,
     /// The pauses that the response's body has still to decide about.
     pub(crate) body_rules: Option<Box<BodyRules>>,
     /// The cost that its body has still to tell.
@@ -38,8 +40,13 @@ pub(crate) fn of(
     receipt: Option<Receipt>,
     elapsed: Duration,
 ) -> Feedback {
-    let told = receipt.as_ref().filter(|_| plan.route.rule.limit_headers.is_some());
-    let quota_left = told.and_then(Receipt::quota_left).map(Box::new);
+    let rule = &plan.route.rule;
+    let left = |(receipt, form): (&Receipt, LimitHeaders)| {
+        Box::new(Left::of(form, |tokens| {
+            receipt.quota_left(|limiter| tokens.is_none_or(|tokens| rule.estimates(limiter) == tokens))
+        }))
+    };
+    let quota_left = receipt.as_ref().zip(rule.limit_headers).map(left);
     let mut feedback = Feedback { quota_left, ..Feedback::default() };
     report(plan, response, receipt, elapsed, &mut feedback);
     feedback

@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep};
 
 use super::admission::{admit, set_aside_while, while_wanted};
 use super::body_ahead;
+use super::connect;
 use super::feedback::Feedback;
 use super::outgoing::Outgoing;
 use super::plan::{Notes, Plan};
@@ -390,13 +391,22 @@ async fn attempts(
             // The last attempt has found no connection, and needed no permit.
             let pause = async {
                 set_aside_while(permit, pin!(sleep(retries.pause()))).await;
-                Ok(())
+                connect::arrives(plan)
             };
-            if while_wanted(client, pin!(pause)).await.is_err() {
-                break;
+            match while_wanted(client, pin!(pause)).await {
+                Ok(()) => {}
+                Err(ProxyError::ClientGone) => {
+                    sent = Err(ProxyError::ClientGone);
+                    break;
+                }
+                Err(_) => break,
             }
             plan.route.metrics.retried(&reason);
-            sent = attempt(plan, client, outgoing, record).await;
+            match attempt(plan, client, outgoing, record).await {
+                // Its slot has passed meanwhile, and there is no other within the wait.
+                Err(ProxyError::Refused { .. }) => break,
+                again => sent = again,
+            }
             continue;
         }
         // Nobody reads the body: what it would decide is decided without it, so that the next attempt waits for the pause.

@@ -21,7 +21,7 @@ use crate::proxy::error::{ConnectError, ProxyError};
 use crate::proxy::listen::client::Client;
 use crate::proxy::messages::request_body::{self, RequestBody};
 use crate::proxy::messages::upload::{Upload, UploadState};
-use crate::proxy::upstream::connection::SendError;
+use crate::proxy::upstream::connection::{SendError, http2_cause};
 use crate::proxy::upstream::lease::Lease;
 use crate::telemetry::Part;
 
@@ -45,22 +45,12 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
         }
     };
     let mut unsent: Option<Box<Request<RequestBody>>> = None;
-    let mut is_repeated = false;
+    let (mut is_repeated, mut needed) = (false, Needed::Fresh);
     loop {
-        if let (Some(permit), Some(limiter_set)) = (&mut outgoing.permit, &plan.route.limiter_set) {
-            let confirmed = if permit.is_good() {
-                Ok(())
-            } else {
-                record.wait.begin();
-                let confirmed = pin!(confirm(plan, permit, limiter_set));
-                traced(record, Part::Wait, while_wanted(client, confirmed)).await
-            };
-            record.wait.end(confirmed.is_ok().then_some(permit));
-            if let Err(error) = confirmed.and_then(|()| check_patience(plan, record)) {
-                outgoing.permit = None;
-                lease.release();
-                return Err(error);
-            }
+        if let Err(error) = confirmed(plan, client, &mut outgoing.permit, record).await {
+            outgoing.permit = None;
+            lease.release();
+            return Err(error);
         }
         record.is_sent(outgoing.permit.as_ref());
         let (spent, may_grow) = (Spent::new(outgoing.permit.take()), lease.may_grow());
@@ -80,13 +70,13 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
                 return Ok((response, lease));
             }
             Err(SendError::Failed(error))
-                if (is_unprocessed(&error)
-                    || outgoing.is_harmless()
-                        && (may_be_stale && is_hang_up(&error)
-                            || may_grow && error.is_parse_too_large()))
-                    && outgoing.can_be_repeated()
+                if may_be_repeated(outgoing, &error, (may_be_stale, may_grow))
                     && !std::mem::replace(&mut is_repeated, true) =>
             {
+                if is_unprocessed(&error) {
+                    // All requests of the connection may have met that: they share the next one.
+                    needed = Needed::Any;
+                }
                 drop(spent);
                 record.count_permits();
                 record.came_back(Err(&ProxyError::UpstreamProtocol(error)));
@@ -107,8 +97,38 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
             }
         }
         may_be_stale = false;
-        lease = connected(plan, client, &mut outgoing.permit, Needed::Fresh, record).await?;
+        lease = connected(plan, client, &mut outgoing.permit, needed, record).await?;
     }
+}
+
+/// Makes sure that the permit is good now: one whose slot has passed waits for another.
+async fn confirmed(
+    plan: &Plan,
+    client: &Client,
+    permit: &mut Option<Permit>,
+    record: &mut Record,
+) -> Result<(), ProxyError> {
+    let (Some(permit), Some(limiter_set)) = (permit, &plan.route.limiter_set) else { return Ok(()) };
+    let confirmed = if permit.is_good() {
+        Ok(())
+    } else {
+        record.wait.begin();
+        let confirmed = pin!(confirm(plan, permit, limiter_set));
+        traced(record, Part::Wait, while_wanted(client, confirmed)).await
+    };
+    record.wait.end(confirmed.is_ok().then_some(permit));
+    confirmed.and_then(|()| check_patience(plan, record))
+}
+
+/// Returns whether a request that got this error may be sent by another connection: one that the upstream has not processed, and any that
+/// does no harm twice, where the connection may have been stale, or has too little room for the head of the response.
+fn may_be_repeated(
+    outgoing: &Outgoing,
+    error: &hyper::Error,
+    (may_be_stale, may_grow): (bool, bool),
+) -> bool {
+    let is_no_answer = (may_be_stale && is_hang_up(error)) || (may_grow && error.is_parse_too_large());
+    (is_unprocessed(error) || (is_no_answer && outgoing.is_harmless())) && outgoing.can_be_repeated()
 }
 
 /// Returns the request as it goes upstream, and begins an attempt in its trace.
@@ -147,9 +167,8 @@ async fn connected(
 /// Returns whether an HTTP/2 upstream says that it has not processed the request: it retires the connection and names an earlier stream as
 /// the last one (RFC 9113, 6.8), or refuses the stream.
 fn is_unprocessed(error: &hyper::Error) -> bool {
-    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<h2::Error>());
     // h2 itself refuses a stream whose response is too large.
-    cause.filter(|cause| cause.is_remote()).is_some_and(|cause| {
+    http2_cause(error).filter(|cause| cause.is_remote()).is_some_and(|cause| {
         let reason = cause.reason();
         reason == Some(h2::Reason::REFUSED_STREAM)
             || (cause.is_go_away() && reason == Some(h2::Reason::NO_ERROR))

@@ -79,10 +79,14 @@ impl<S: Service> Acceptor<S> {
                 accepted = self.accept(listener) => match accepted {
                     // Behind the other branches: whoever has been accepted is served, whatever happens meanwhile.
                     Ok(tcp) => {
-                        let has_ended = tokio::select! {
-                            biased;
-                            () = self.spares_descriptors(&tcp) => false,
-                            () = &mut end => true,
+                        let has_ended = loop {
+                            tokio::select! {
+                                biased;
+                                () = self.spares_descriptors(&tcp) => break false,
+                                () = &mut end => break true,
+                                // It gives descriptors back.
+                                _ = sweep.tick() => self.service.sweep(),
+                            }
                         };
                         self.start(tcp);
                         if has_ended {

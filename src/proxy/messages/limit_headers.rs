@@ -23,13 +23,33 @@ const OF_VENDORS: &str = "x-ratelimit";
 /// The family of the IETF's drafts.
 const OF_IETF: &str = "ratelimit";
 
+/// The permits left of the quota, of the tightest limit.
+#[derive(Default)]
+pub(crate) struct Left {
+    /// Of the limits that count requests, or of all where a form tells one alone.
+    pub(crate) requests: Option<QuotaLeft>,
+    /// Of those that count tokens, where a form tells both.
+    pub(crate) tokens: Option<QuotaLeft>,
+}
+
+impl Left {
+    /// Returns what a form tells. `tightest` returns what is left of the limits that count tokens, or not, or of all.
+    pub(crate) fn of(form: LimitHeaders, tightest: impl Fn(Option<bool>) -> Option<QuotaLeft>) -> Left {
+        match form {
+            LimitHeaders::Openai => Left { requests: tightest(Some(false)), tokens: tightest(Some(true)) },
+            LimitHeaders::Ietf | LimitHeaders::Github => Left { requests: tightest(None), tokens: None },
+        }
+    }
+}
+
+/// The names by which OpenAI tells what is left of requests and of tokens.
+const OPENAI_REQUESTS: [&str; 3] =
+    ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"];
+const OPENAI_TOKENS: [&str; 3] =
+    ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"];
+
 /// Replaces the upstream's headers of a form by what is left here. Where that is not known, none of them remain.
-pub(crate) fn replace(
-    headers: &mut HeaderMap,
-    form: LimitHeaders,
-    left: Option<&QuotaLeft>,
-    now: SystemTime,
-) {
+pub(crate) fn replace(headers: &mut HeaderMap, form: LimitHeaders, left: Option<&Left>, now: SystemTime) {
     let family = match form {
         LimitHeaders::Ietf => OF_IETF,
         LimitHeaders::Openai | LimitHeaders::Github => OF_VENDORS,
@@ -40,14 +60,22 @@ pub(crate) fn replace(
     };
     let theirs: Vec<HeaderName> = headers.keys().filter(is_of_family).cloned().collect();
     theirs.iter().for_each(|name| drop(headers.remove(name)));
-    if let Some(left) = left
-        && let Some(limit) = left.limiter.limits.get(left.limit)
-    {
-        write(headers, form, (left, limit), now);
+    let Some(Left { requests, tokens }) = left else { return };
+    for (left, names) in [(requests, &OPENAI_REQUESTS), (tokens, &OPENAI_TOKENS)] {
+        if let Some(left) = left
+            && let Some(limit) = left.limiter.limits.get(left.limit)
+        {
+            write(headers, (form, names), (left, limit), now);
+        }
     }
 }
 
-fn write(headers: &mut HeaderMap, form: LimitHeaders, (left, limit): (&QuotaLeft, &Limit), now: SystemTime) {
+fn write(
+    headers: &mut HeaderMap,
+    (form, openai_names): (LimitHeaders, &[&'static str; 3]),
+    (left, limit): (&QuotaLeft, &Limit),
+    now: SystemTime,
+) {
     let mut set = |name: &'static str, value: String| {
         if let Ok(value) = HeaderValue::try_from(value) {
             headers.insert(HeaderName::from_static(name), value);
@@ -61,9 +89,10 @@ fn write(headers: &mut HeaderMap, form: LimitHeaders, (left, limit): (&QuotaLeft
             set("ratelimit", state(&policy, left.left, left.whole_in));
         }
         LimitHeaders::Openai => {
-            set("x-ratelimit-limit-requests", rate.to_string());
-            set("x-ratelimit-remaining-requests", remaining.to_string());
-            set("x-ratelimit-reset-requests", span(left.whole_in));
+            let [of_limit, of_remaining, of_reset] = openai_names;
+            set(of_limit, rate.to_string());
+            set(of_remaining, remaining.to_string());
+            set(of_reset, span(left.whole_in));
         }
         LimitHeaders::Github => {
             let at = now.duration_since(UNIX_EPOCH).unwrap_or_default() + left.whole_in.to_duration();
@@ -159,7 +188,8 @@ mod tests {
             headers.append(name, HeaderValue::from_static("theirs"));
         }
         let now = UNIX_EPOCH + Duration::from_millis(1_767_225_600_500);
-        replace(&mut headers, form, left, now);
+        let left = left.cloned().map(|left| Left { requests: Some(left), tokens: None });
+        replace(&mut headers, form, left.as_ref(), now);
         let lines = headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()));
         let mut lines: Vec<_> = lines.collect();
         lines.sort();
@@ -218,6 +248,25 @@ mod tests {
             assert_eq!(replaced(form, Some(&left)), sorted(set), "{form:?}");
             assert_eq!(replaced(form, None), sorted(&[]), "{form:?}");
         }
+    }
+
+    #[test]
+    fn openai_tells_requests_and_tokens_apart() {
+        let of = |form, tokens: &[Option<bool>]| {
+            let asked = std::cell::RefCell::new(Vec::new());
+            let told = Left::of(form, |which| {
+                asked.borrow_mut().push(which);
+                Some(left(if which == Some(true) { 7 } else { 850 }, Micros::ZERO))
+            });
+            assert_eq!(*asked.borrow(), tokens);
+            let mut headers = HeaderMap::new();
+            replace(&mut headers, form, Some(&told), UNIX_EPOCH);
+            let names = ["x-ratelimit-remaining-requests", "x-ratelimit-remaining-tokens"];
+            names.map(|name| headers.get(name).map(|value| value.to_str().unwrap().to_owned()))
+        };
+        let both = [Some("850".to_owned()), Some("7".to_owned())];
+        assert_eq!(of(LimitHeaders::Openai, &[Some(false), Some(true)]), both);
+        assert_eq!(of(LimitHeaders::Github, &[None]), [None, None]);
     }
 
     #[test]

@@ -303,7 +303,7 @@ fn respond(verdict: &Verdict<'_>, reader: Reader, errors: Errors) -> Response<By
 }
 
 /// Returns the vendors' names for an error. To AWS and Notion, none says that an object does not exist, because programs take that for
-/// a result.
+/// a result. Clients of gRPC try again after 14 (UNAVAILABLE), so what will never pass has another code; what may pass later has it.
 fn names(status: StatusCode) -> Names {
     let (kind, google, grpc, aws, notion) = match status {
         StatusCode::TOO_MANY_REQUESTS => {
@@ -316,16 +316,16 @@ fn names(status: StatusCode) -> Names {
             ("permission_error", "PERMISSION_DENIED", 7, "AccessDeniedException", "restricted_resource")
         }
         StatusCode::BAD_REQUEST | StatusCode::METHOD_NOT_ALLOWED => {
-            ("invalid_request_error", "INVALID_ARGUMENT", 14, "ValidationException", "invalid_request")
+            ("invalid_request_error", "INVALID_ARGUMENT", 3, "ValidationException", "invalid_request")
         }
         StatusCode::NOT_FOUND => {
-            ("not_found_error", "UNIMPLEMENTED", 14, "NoRouteException", "invalid_request_url")
+            ("not_found_error", "UNIMPLEMENTED", 12, "NoRouteException", "invalid_request_url")
         }
         StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT => {
             ("timeout_error", "DEADLINE_EXCEEDED", 14, "RequestTimeoutException", "gateway_timeout")
         }
         StatusCode::LOOP_DETECTED => {
-            ("api_error", "INTERNAL", 14, "InternalFailureException", "internal_server_error")
+            ("api_error", "INTERNAL", 13, "InternalFailureException", "internal_server_error")
         }
         _ => ("api_error", "UNAVAILABLE", 14, "ServiceUnavailableException", "service_unavailable"),
     };

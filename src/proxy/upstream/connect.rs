@@ -40,7 +40,7 @@ const HTTP1_BUFFER: usize = HEAD_BYTES_MAX as usize;
 /// The most unread bytes of bodies, per stream and per connection. The first is what a client that takes nothing makes weir hold, and
 /// what a distant upstream can send in a round trip.
 const HTTP2_STREAM_WINDOW: u32 = 256 * 1024;
-const HTTP2_CONNECTION_WINDOW: u32 = HTTP2_STREAM_WINDOW * HTTP2_STREAMS_MAX as u32;
+const HTTP2_CONNECTION_WINDOW: u32 = HTTP2_STREAM_WINDOW * HTTP2_STREAMS_MAX;
 /// The most bytes of a request's body, per stream, that wait for the upstream to take them.
 const HTTP2_SEND_BUFFER: usize = 64 * 1024;
 

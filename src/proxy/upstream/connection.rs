@@ -34,7 +34,7 @@ const FRESH: Duration = Duration::from_millis(1);
 
 /// The most streams of an HTTP/2 connection: what its clients have not read of all of them fits into its window, so that one who takes
 /// nothing stops nobody else.
-pub(crate) const HTTP2_STREAMS_MAX: usize = 128;
+pub(crate) const HTTP2_STREAMS_MAX: u32 = 128;
 
 /// An open connection, or a stream of one, held by one request.
 pub(crate) enum Connection {
@@ -119,7 +119,14 @@ impl Connection {
                 Either::Right(async move {
                     let answer = in_time(pin!(answer), &mut Alarm::default(), deadline, later).await;
                     let answer = answer.ok_or(SendError::TimedOut)?.map_err(unsent);
-                    if matches!(answer, Err(SendError::Unsent(..))) {
+                    let is_retired = match &answer {
+                        Err(SendError::Unsent(..)) => true,
+                        Err(SendError::Failed(error)) => {
+                            http2_cause(error).is_some_and(h2::Error::is_go_away)
+                        }
+                        Ok(_) | Err(SendError::TimedOut) => false,
+                    };
+                    if is_retired {
                         // The connection takes no more streams, and its sender may not know yet.
                         connection.load.retired.store(true, Ordering::Release);
                     }
@@ -140,6 +147,11 @@ impl Connection {
             Connection::Http2(_) => step(context),
         }
     }
+}
+
+/// Returns the error of HTTP/2 behind one of hyper's.
+pub(crate) fn http2_cause(error: &hyper::Error) -> Option<&h2::Error> {
+    std::error::Error::source(error)?.downcast_ref::<h2::Error>()
 }
 
 /// Takes the request out of the error if nothing of it was written.
@@ -341,14 +353,18 @@ pub(crate) struct Load {
 impl Load {
     /// Creates the count, without a stream.
     pub(crate) fn new(streams_max: usize) -> Load {
-        let (streams, streams_max) =
-            (AtomicUsize::new(0), AtomicUsize::new(streams_max.min(HTTP2_STREAMS_MAX)));
-        Load { streams, streams_max, retired: AtomicBool::new(false) }
+        let load = Load {
+            streams: AtomicUsize::new(0),
+            streams_max: AtomicUsize::new(0),
+            retired: AtomicBool::new(false),
+        };
+        load.set_streams_max(streams_max);
+        load
     }
 
     /// Sets the number of streams that the upstream allows at once. No more than [`HTTP2_STREAMS_MAX`] are used.
     pub(crate) fn set_streams_max(&self, streams_max: usize) {
-        self.streams_max.store(streams_max.min(HTTP2_STREAMS_MAX), Ordering::Release);
+        self.streams_max.store(streams_max.min(HTTP2_STREAMS_MAX as usize), Ordering::Release);
     }
 
     fn begin(&self) -> bool {
@@ -372,6 +388,6 @@ mod tests {
         assert!(!load.begin());
         load.set_streams_max(usize::MAX);
         let more = std::iter::repeat_with(|| load.begin()).take_while(|began| *began).count();
-        assert_eq!(more, HTTP2_STREAMS_MAX - 2);
+        assert_eq!(more, HTTP2_STREAMS_MAX as usize - 2);
     }
 }

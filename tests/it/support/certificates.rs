@@ -77,6 +77,15 @@ impl Authority {
         self.sign_with(names, |_| ())
     }
 
+    /// Signs a new key with these names, and with an extension that nobody knows, whose name does not fit into 64 bits together with its first
+    /// part.
+    pub(crate) fn sign_beside_unknown(&self, names: Vec<SanType>) -> Signed {
+        self.sign_with(names, |certificate| {
+            let unknown = CustomExtension::from_oid_content(&[2, 25, u64::MAX], vec![5, 0]);
+            certificate.custom_extensions.push(unknown);
+        })
+    }
+
     /// Signs an expired certificate with these names.
     pub(crate) fn sign_expired(&self, names: Vec<SanType>) -> Signed {
         self.sign_with(names, |certificate| {
@@ -89,9 +98,6 @@ impl Authority {
         let key = KeyPair::generate().expect("a key");
         let mut wanted = CertificateParams::new(Vec::new()).expect("no names");
         wanted.subject_alt_names = names;
-        // Nobody knows it, and its name does not fit into 64 bits together with its first part.
-        let unknown = CustomExtension::from_oid_content(&[2, 25, u64::MAX], vec![5, 0]);
-        wanted.custom_extensions.push(unknown);
         change(&mut wanted);
         let signed = wanted.signed_by(&key, &self.0).expect("the authority signs");
         Signed { certificate: signed.pem(), key: key.serialize_pem() }

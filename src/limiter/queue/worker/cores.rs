@@ -105,6 +105,11 @@ impl Core {
         }
     }
 
+    /// Returns whether the core asks a store that is away for its queue alone, and so learns that it is back.
+    pub(super) fn asks_while_away(&self) -> bool {
+        matches!(self, Core::Booked(_))
+    }
+
     /// Returns until when slots of the store may be used.
     pub(super) fn lease(&self) -> Moment {
         match self {

@@ -87,6 +87,18 @@ impl Requests {
         waits && self.take(request).is_some()
     }
 
+    /// Takes all requests out that had a place in the queue and have left, and returns their numbers.
+    pub(super) fn take_leavers(&mut self) -> Vec<RequestId> {
+        let numbers = (0..).zip(&self.receivers);
+        let has_left = |receiver: &Option<(Flow, Receiver)>| {
+            receiver.as_ref().is_some_and(|(_, of)| matches!(of, Receiver::Waiting { .. }) && of.has_left())
+        };
+        let left: Vec<RequestId> =
+            numbers.filter(|(_, of)| has_left(of)).map(|(number, _)| RequestId(number)).collect();
+        left.iter().for_each(|request| drop(self.take(*request)));
+        left
+    }
+
     /// Keeps room for so many requests at least.
     pub(super) fn shrink_to(&mut self, kept: usize) {
         self.receivers.shrink_to(kept);

@@ -145,6 +145,9 @@ impl Worker {
                 self.events.push(Event::Reconfigured(Box::new(limits)));
             }
         }
+        if !self.core.asks_while_away() {
+            self.own_fault.lapse(&self.session.terms, now);
+        }
         let link = self.own_fault.link(known.link, &self.session.terms, now);
         self.events.extend([Event::Linked(link), Event::Kept(holders > 0), Event::Paused(paused)]);
         if let Some(at) = events.moved {
@@ -162,6 +165,11 @@ impl Worker {
         self.events.push(Event::Prefetched(prefetch));
         self.events.extend(arrivals.drain(..).map(|arrival| self.requests.arrived(arrival)));
         self.events.extend(events.returned.into_iter().map(|returned| self.requests.returned(returned)));
+        if events.left_exchanges > 0 {
+            // Behind those that have only now come back.
+            let left = self.requests.take_leavers();
+            self.events.extend((!left.is_empty()).then_some(Event::Left(left)));
+        }
     }
 }
 

@@ -31,6 +31,7 @@ mod asking;
 mod bursts;
 mod ending;
 pub(in crate::limiter) mod events;
+mod leaving;
 mod links;
 mod prefetching;
 mod refusing;
@@ -42,7 +43,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Costs, Flow, Freed, Generations, Holding, Permits, UNKNOWN_GENERATION};
+use crate::limiter::model::{Costs, Freed, Generations, Holding, Permits, UNKNOWN_GENERATION};
 use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK, REFUSAL_MARGIN};
 use crate::limiter::queue::prefetch::Pace;
 use crate::limiter::queue::request::{Arrival, Unusable};
@@ -264,14 +265,7 @@ impl Worker {
     fn take(&mut self, event: Event, around: &Around, out: &mut Vec<Action>) {
         match event {
             Event::Arrived(arrival) => self.arrive(arrival, around.now, out),
-            Event::Left(left) => {
-                let gone =
-                    self.cost_queues.iter_mut().map(|(cost, queue)| (*cost, queue.remove(&left).len()));
-                let gone = gone.filter(|(_, count)| *count > 0);
-                out.extend(
-                    gone.map(|(cost, count)| Action::CountCancelled(cost.into(), Flow::default(), count)),
-                );
-            }
+            Event::Left(left) => self.remove(&left, out),
             Event::Returned(slot, costs, back) => self.came_back(slot, &costs, back, around, out),
             Event::Answered { answer, refusal_budget, sent } => {
                 self.answered(&answer, (refusal_budget, sent), around, out);

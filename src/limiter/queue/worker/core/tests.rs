@@ -4,6 +4,7 @@ mod burst;
 mod closing;
 mod invariants;
 mod late_slots;
+mod leaving;
 mod moves;
 mod share;
 
