@@ -244,8 +244,9 @@ impl PartConnection {
         }
         let attempt = async { self.attempt(op, owner, command).await?.confirmed() };
         let result = self.timed(op, self.shared.timeout, attempt).await;
-        if matches!(result, Err(StoreError::Timeout(_))) && op != StoreOp::Heartbeat {
-            // No other call may tell that this connection alone is dead.
+        // Nothing else may use their connections and tell that one of them alone is dead.
+        let is_apart = matches!(op, StoreOp::Usage | StoreOp::Figures | StoreOp::RegisterReplica);
+        if is_apart && matches!(result, Err(StoreError::Timeout(_))) {
             self.shared.connections.replace(&self.owner(owner));
         }
         result

@@ -327,7 +327,9 @@ impl LimiterState {
     /// Takes back permits from where a cursor stands. See [`Reschedule::give_back`].
     pub fn give_back(&mut self, cursor: &mut Cursor, permits: u64) -> Option<Micros> {
         let (timeline, rules) = (&mut self.timeline, &self.rules);
-        self.reschedule.give_back(cursor, permits, |at, permits| timeline.uncharge(at, permits, rules))
+        self.reschedule.give_back(cursor, permits, |at, permits| {
+            timeline.uncharge(at, permits, rules);
+        })
     }
 
     /// Returns how many permits of the first ones from an instant on that have no new place yet, and the instant of the last of them.

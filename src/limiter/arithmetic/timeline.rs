@@ -121,18 +121,20 @@ impl Timeline {
         true
     }
 
-    /// Takes back up to `permits` that were booked at `at`.
-    pub fn uncharge(&mut self, at: Micros, permits: u64, rules: &[Rule]) {
+    /// Takes back up to `permits` that were booked at `at`. Returns how many.
+    pub fn uncharge(&mut self, at: Micros, permits: u64, rules: &[Rule]) -> u64 {
         let index = self.entries.partition_point(|entry| entry.at < at);
         let cell = finest_cell(rules);
         let Some(entry) = self.entries.get_mut(index).filter(|entry| is_one(rules, cell, at, entry.at))
         else {
-            return;
+            return 0;
         };
-        entry.permits -= entry.permits.min(permits);
+        let taken = entry.permits.min(permits);
+        entry.permits -= taken;
         if entry.permits == 0 {
             self.entries.remove(index);
         }
+        taken
     }
 
     /// Removes and returns the bookings from `at` on.

@@ -41,6 +41,8 @@ pub(in crate::limiter) struct Ledger {
     has_unreported: bool,
     /// The store's memory to which the pages' grants belong.
     memory: u64,
+    /// How often grants from another part of the store were taken over.
+    takeovers: u64,
     /// The number of changes of what the store knows of the grants.
     changes: u64,
     /// Until when grants matter that found no page, by the store's clock.
@@ -57,8 +59,10 @@ struct Page {
     granted: Timeline,
     /// The grants that the store has forgotten, by its clock.
     forgotten: Timeline,
-    /// How often grants from another part of the store were taken over, since the store's memory began.
+    /// The ledger's number of takeovers when grants were last taken over here.
     takeovers: u64,
+    /// The number of the last write of forgotten grants that the store has.
+    confirmed: u64,
     offline: OfflineRecord,
 }
 
@@ -239,12 +243,16 @@ impl Ledger {
         let entries = match part {
             // Meanwhile the store may have lost its memory again.
             Unreported::Forgotten { memory, .. } if *memory != self.memory => Vec::new(),
-            // Or others were taken over, which stay.
-            Unreported::Forgotten { entries, .. } => {
-                for Entry { at, permits } in entries {
-                    page.forgotten.uncharge(*at, *permits, &page.windows);
-                }
-                entries.clone()
+            // Or another caller has written the same.
+            Unreported::Forgotten { number, .. } if *number <= page.confirmed => Vec::new(),
+            // Or others were taken over, which stay, or there was a reset.
+            Unreported::Forgotten { number, entries, .. } => {
+                page.confirmed = *number;
+                let told = |entry: &Entry| Entry {
+                    permits: page.forgotten.uncharge(entry.at, entry.permits, &page.windows),
+                    ..*entry
+                };
+                entries.iter().map(told).filter(|entry| entry.permits > 0).collect()
             }
             Unreported::Offline(part) => {
                 let moved = |entry: Entry| Entry { at: (store_now + entry.at) - now, ..entry };
@@ -259,6 +267,7 @@ impl Ledger {
 
     /// Takes over what another ledger knows of a limiter whose state moves to this one's part of the store: that part does not have it.
     pub(in crate::limiter) fn take_over(&mut self, limiter: &Limiter, other: &Ledger) {
+        self.takeovers += 1;
         for (key, from) in other.pages.iter().filter(|(key, _)| key.0 == limiter.name) {
             let Some(mut page) = take(&mut self.pages, key) else {
                 let last = from.granted.last().max(from.forgotten.last());
@@ -273,7 +282,7 @@ impl Ledger {
             for entry in from.granted.entries().iter().chain(from.forgotten.entries()) {
                 page.forget(*entry);
             }
-            page.takeovers += 1;
+            page.takeovers = self.takeovers;
             self.has_unreported |= page.is_pending();
             let expires = page.expires();
             self.pages.put(key.clone(), page, expires);
@@ -297,7 +306,6 @@ impl Ledger {
         for (_, page) in self.pages.iter_mut() {
             let granted = std::mem::take(&mut page.granted);
             granted.entries().iter().for_each(|entry| page.forget(*entry));
-            page.takeovers = 0;
             self.has_unreported |= page.is_pending();
         }
     }

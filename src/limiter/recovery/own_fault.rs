@@ -4,7 +4,7 @@ use crate::clock::{Micros, Moment};
 use crate::limiter::recovery::link::{Link, Terms};
 
 /// How long an outage of one queue alone lasts until the store is asked again.
-const RETRIED_AFTER: Micros = Micros::from_millis(2000);
+const RETRIED_AFTER: Micros = Micros::from_millis(5000);
 
 /// Calls of one queue that the store answers with an error of their own, such as a key that holds something foreign, while others
 /// are all right.
@@ -70,11 +70,11 @@ mod tests {
         fault.answered();
         assert_eq!(fault.link(up, &terms, at(700)), up);
         fault.failed(at(700));
-        fault.lapse(&terms, at(3294));
-        assert_eq!(fault.link(up, &terms, at(3294)), Link::Away { outage: u64::MAX - 2 });
-        fault.lapse(&terms, at(3295));
-        assert_eq!(fault.link(up, &terms, at(3295)), up);
-        fault.failed(at(4000));
-        assert_eq!(fault.link(up, &terms, at(4600)), Link::Away { outage: u64::MAX - 3 });
+        fault.lapse(&terms, at(6294));
+        assert_eq!(fault.link(up, &terms, at(6294)), Link::Away { outage: u64::MAX - 2 });
+        fault.lapse(&terms, at(6295));
+        assert_eq!(fault.link(up, &terms, at(6295)), up);
+        fault.failed(at(7000));
+        assert_eq!(fault.link(up, &terms, at(7600)), Link::Away { outage: u64::MAX - 3 });
     }
 }

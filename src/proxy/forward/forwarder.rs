@@ -404,7 +404,10 @@ async fn attempts(
             plan.route.metrics.retried(&reason);
             match attempt(plan, client, outgoing, record).await {
                 // Its slot has passed meanwhile, and there is no other within the wait.
-                Err(ProxyError::Refused { .. }) => break,
+                Err(ProxyError::Refused { refusal, .. }) => {
+                    record.permits_refused(refusal.limiter());
+                    break;
+                }
                 again => sent = again,
             }
             continue;

@@ -96,8 +96,10 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
                 unsent = Some(request);
             }
         }
-        may_be_stale = false;
         lease = connected(plan, client, &mut outgoing.permit, needed, record).await?;
+        // One that others share may be retired by now.
+        may_be_stale = needed == Needed::Any && lease.is_reused();
+        needed = Needed::Fresh;
     }
 }
 

@@ -79,13 +79,16 @@ impl<S: Service> Acceptor<S> {
                 accepted = self.accept(listener) => match accepted {
                     // Behind the other branches: whoever has been accepted is served, whatever happens meanwhile.
                     Ok(tcp) => {
-                        let has_ended = loop {
-                            tokio::select! {
-                                biased;
-                                () = self.spares_descriptors(&tcp) => break false,
-                                () = &mut end => break true,
-                                // It gives descriptors back.
-                                _ = sweep.tick() => self.service.sweep(),
+                        let has_ended = {
+                            let mut spared = std::pin::pin!(self.spares_descriptors(&tcp));
+                            loop {
+                                tokio::select! {
+                                    biased;
+                                    () = &mut spared => break false,
+                                    () = &mut end => break true,
+                                    // It gives descriptors back.
+                                    _ = sweep.tick() => self.service.sweep(),
+                                }
                             }
                         };
                         self.start(tcp);

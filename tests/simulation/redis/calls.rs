@@ -205,7 +205,9 @@ impl Fleet<'_> {
         let count = runs.len() as u64 / 3;
         arguments = arguments.int(self.rng.u64(..=count)).int(self.rng.u64(..=count));
         arguments = arguments.int(lead).int(self.rng.u64(..30)).int(self.rng.u64(..500));
-        let answer = self.call("reserve", &keys, arguments);
+        // Some come too late to give anything back.
+        let taken_back_until = if self.rng.u8(..8) == 0 { self.now - self.rng.u64(..2) } else { 0 };
+        let answer = self.call("reserve", &keys, arguments.int(taken_back_until));
         self.learn(queue, &answer, &runs);
     }
 

@@ -114,7 +114,9 @@ impl Worker {
     fn refuse(&mut self, asker: Asker, costs: &Costs, refusal: Refusal) {
         let request = match asker {
             Asker::Request(request) => self.requests.take_of(request),
-            Asker::Shadow | Asker::Refused => None,
+            Asker::Shadow => None,
+            // It was counted then, or has left.
+            Asker::Refused => return,
         };
         let flow = request.as_ref().map_or(Flow::default(), |(flow, _)| *flow);
         self.queue.count_refused(&refusal, (flow, costs), asker == Asker::Shadow);

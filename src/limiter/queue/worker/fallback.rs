@@ -60,6 +60,10 @@ impl Worker {
     /// outage began: by then every slot of the store has been used or is void. So does any limit of which this replica has not heard
     /// lately, or never, however lately it was started.
     pub(super) fn begin_outage(&mut self) {
+        if self.usage.is_old && self.session.away_since().is_none() {
+            // One of this queue alone, without an answer since the last: it goes on, and all is charged.
+            return;
+        }
         self.charge_usage();
         self.usage.is_old = true;
         // A replica that is alone, or has never seen the store, knows of nobody else.
