@@ -182,7 +182,7 @@ do
       Timeline.keep_from(state.timeline, Timeline.first_from(state.timeline, reset_at + 1))
       state.timeline.full = {}
       state.checkpoints = new_checkpoints(state.rules, state.known_from, reset_at)
-      -- What was charged for a doubt is gone. To take it back would take what was booked since in its cell.
+      -- The charge for a doubt is gone. To take it back would take what was booked since in its cell.
       local doubts, kept = state.doubts, {}
       for index = 1, #doubts, 3 do
         local is_lost, at, permits = unpack(doubts, index, index + 2)

@@ -46,15 +46,15 @@ pub struct Watch {
     /// The names of the files that were read, without their directories.
     names: HashSet<OsString>,
     content: [u8; 32],
-    /// What has woken the watch, if the files have not been read since.
+    /// The reason the watch woke, if the files have not been read since.
     pending: Option<Woken>,
-    /// What cannot be watched, and has not been logged: logging begins after the first reading.
+    /// Files that cannot be watched, not yet logged: logging begins after the first reading.
     troubles: Vec<Trouble>,
     /// The directories that cannot be watched.
     unwatched: HashSet<PathBuf>,
 }
 
-/// What has woken a watch.
+/// The reason a watch woke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Woken {
     Event,

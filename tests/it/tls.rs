@@ -168,7 +168,7 @@ async fn a_rotated_certificate_is_followed_and_a_broken_one_is_not() {
         before = new.await;
         assert_eq!(connection.ask(&Request::get("/")).await.status, 200, "open connections stay open");
     }
-    // Whoever renews a certificate learns that it was taken up.
+    // The operator who renews a certificate learns that it was taken up.
     let told = run(&["reload", "--admin", &weir.admin("")]).await;
     told.assert_code(0);
     assert!(told.stdout.contains("server.tls.cert: changed"), "{}", told.stdout);

@@ -96,7 +96,7 @@ fn one(seed: u64, wanted: &Wanted, totals: &Mutex<Totals>, began: Instant) -> bo
             return false;
         }
     };
-    // What is over counts in every mix.
+    // An excess counts in every mix.
     let what = if wanted.mix.is_exact() { wanted.what.as_deref() } else { Some("Over") };
     outcome.findings.retain(|finding| is_meant(finding, what));
     let found = !outcome.findings.is_empty();

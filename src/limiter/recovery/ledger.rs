@@ -222,7 +222,7 @@ impl Ledger {
         let memory = self.memory;
         let page = self.pages.get_mut(&key(limiter_ref))?;
         if !page.forgotten.entries().is_empty() {
-            // What is taken over later is told under a later number. The next memory is the instant of its beginning, and so far ahead of it.
+            // A permit taken over later is told under a later number. The next memory is the instant of its beginning, and so far ahead of it.
             let (number, entries) = (memory + page.takeovers, page.forgotten.entries().to_vec());
             return Some(Unreported::Forgotten { memory, number, entries });
         }

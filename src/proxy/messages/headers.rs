@@ -128,7 +128,7 @@ fn forwarded(headers: &mut HeaderMap, wanted: bool, origin: &Origin<'_>) {
         &format!("{} {PSEUDONYM}", if origin.version == Version::HTTP_2 { "2.0" } else { "1.1" }),
     );
     let own = if origin.secure { "https" } else { "http" };
-    // What a trusted proxy says of the caller is true behind weir as well: an application that wants TLS would redirect for ever.
+    // The word of a trusted proxy about the caller is true behind weir as well: an application that wants TLS would redirect for ever.
     let (scheme, host) = match origin.reached_at.and_then(|url| url.split_once("://")) {
         Some((scheme, host)) => (scheme, Some(host)),
         None => (own, origin.authority.map(Authority::as_str)),

@@ -222,7 +222,7 @@ fn a_missing_key_begins_an_epoch() {
     assert_eq!(granted(&answer).0, 4);
     let key = crate::redis::keys::limiter("p", &fleet.limiter_ref, true);
     redis::cmd("DEL").arg(&key).exec(&mut fleet.store.connection).unwrap();
-    // Whoever asks, even for the first time.
+    // For every caller, even one that asks for the first time.
     let answer = fleet.ask(2 * SECOND, first, 1);
     assert_eq!(answer.epoch.settles_until, Some(Micros(START + 2 * SECOND) + LEASE));
     assert!(answer.epoch.id > first && answer.outcomes.is_empty());

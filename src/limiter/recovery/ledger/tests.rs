@@ -390,7 +390,7 @@ fn what_is_taken_over_later_is_written_under_a_later_number() {
         assert_eq!(number(&mut ledger), None);
     }
     assert!(numbers[0] >= 7 && numbers[1] > numbers[0], "{numbers:?}");
-    // What a write-back has told while more was taken over is not told again.
+    // A figure that a write-back told while more was taken over is not told again.
     ledger.take_over(&limiter, &other);
     let part = ledger.next_unreported(&a, at(0)).unwrap();
     ledger.take_over(&limiter, &other);

@@ -251,7 +251,7 @@ impl Worker {
         self.pause.now.take_if(|paused| paused.until <= around.now);
         self.hand_out(around, out);
         self.serve_without_store(around, out);
-        // Whoever has a place waits no longer for an answer.
+        // A waiter that has a place waits no longer for an answer.
         self.announce_waiting(around.now, out);
         self.refuse_ended(around.now, out);
         self.refuse_overfull(out);
