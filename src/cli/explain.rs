@@ -13,6 +13,7 @@ use clap::Args;
 use serde_json::Value;
 use url::form_urlencoded;
 
+use super::check::unless_closed;
 use super::remote::{Remote, RemoteError};
 use super::table::{aligned, plain};
 use crate::admin;
@@ -84,11 +85,11 @@ pub async fn run(mut asked: Asked) -> Result<ExitCode, ExplainError> {
         None => asked.remote.get(&path_of(&asked)?).await?,
     };
     let mut output = std::io::stdout().lock();
-    if asked.remote.wants_json() {
-        writeln!(output, "{document:#}")?;
+    unless_closed(if asked.remote.wants_json() {
+        writeln!(output, "{document:#}")
     } else {
-        write!(output, "{}", aligned(&rows(&document)))?;
-    }
+        write!(output, "{}", aligned(&rows(&document)))
+    })?;
     Ok(if document["refused"].is_null() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -208,14 +208,15 @@ pub async fn health(remote: Remote) -> Result<ExitCode, RemoteError> {
     let is_ready = response.status().is_success();
     let body = String::from_utf8_lossy(response.body());
     let mut output = std::io::stdout().lock();
-    if remote.json {
-        writeln!(output, "{}", body.trim_end())?;
+    unless_closed(if remote.json {
+        writeln!(output, "{}", body.trim_end())
     } else {
-        writeln!(output, "{}", if is_ready { "ready" } else { "not ready" })?;
-        for line in reasons(&serde_json::from_str(&body).unwrap_or_default()) {
-            writeln!(output, "{line}")?;
-        }
-    }
+        let verdict = if is_ready { "ready" } else { "not ready" };
+        let reasons = reasons(&serde_json::from_str(&body).unwrap_or_default());
+        std::iter::once(verdict)
+            .chain(reasons.iter().map(String::as_str))
+            .try_for_each(|line| writeln!(output, "{line}"))
+    })?;
     Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

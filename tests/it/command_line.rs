@@ -147,17 +147,25 @@ async fn a_body_that_is_too_long_to_ask_about_is_named() {
 
 /// The reader of the output, such as `head`, may close it at any moment.
 #[tokio::test]
-async fn the_verdict_on_a_file_stands_whoever_reads_it() {
+async fn a_verdict_stands_when_its_reader_has_gone() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("weir.yaml");
-    std::fs::write(&path, "colour: blue\nroutes: 5\n").expect("written");
-    let (reader, writer) = std::io::pipe().expect("a pipe");
-    drop(reader);
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_weir"));
-    let command = command.args(["check", "--config"]).arg(&path);
-    let status =
-        command.stderr(writer.try_clone().expect("a pipe")).stdout(writer).status().expect("it runs");
-    assert_eq!(status.code(), Some(1));
+    let config = "routes: [{name: a, match: {path: /api}, upstream: 'http://127.0.0.1:1'}]";
+    let asked: [(&str, &[&str], i32); 3] = [
+        ("routes: 5", &["check"], 1),
+        (config, &["explain", "GET", "/other"], 1),
+        (config, &["explain", "GET", "/api"], 0),
+    ];
+    for (content, arguments, code) in asked {
+        std::fs::write(&path, content).expect("written");
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_weir"));
+        let command = command.args(arguments).arg("--config").arg(&path);
+        let status =
+            command.stderr(writer.try_clone().expect("a pipe")).stdout(writer).status().expect("it runs");
+        assert_eq!(status.code(), Some(code), "{arguments:?}");
+    }
 }
 
 #[tokio::test]
