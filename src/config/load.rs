@@ -8,7 +8,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 
 use super::changes::{Change, changes};
 use super::decode::decode;
@@ -19,7 +18,7 @@ use super::masked::{masked, secrets, secrets_of_text, shown};
 use super::model::Config;
 use super::named_files::{NamedFile, Owner, named_files};
 use super::problem::{Problem, Report};
-use super::validate::{At, validate};
+use super::validate::{At, Content, validate};
 use super::yaml;
 
 /// The largest configuration file. Thousands of routes fit into it.
@@ -220,23 +219,24 @@ fn evaluate(bytes: &[u8], sources: Sources<'_>, report: &mut Report) -> Option<L
     let mut struck = interpolate(&mut tree, sources, report);
     let file = decode(&tree, &mut struck, report)?;
     let root = At::root(&tree, &struck);
-    let config = validate(&file, root, sources.base, Sha256::new_with_prefix(bytes), report)?;
+    let mut content = Content::of_file(bytes);
+    let config = validate(&file, root, sources.base, &mut content, report)?;
     let warnings = report.take_warnings().into();
-    let named = named(&tree, &config, sources.base).into();
+    let named = named(&tree, &config, |name| content.of_pem(&sources.base.join(name))).into();
     Some(Loaded { config: Arc::new(config), masked: Arc::new(masked(&tree)), named, warnings })
 }
 
 /// Returns the certificates and private keys that a valid configuration names.
-fn named(tree: &yaml::Node, config: &Config, base: &Path) -> Vec<Named> {
+fn named(tree: &yaml::Node, config: &Config, content: impl Fn(&str) -> Option<[u8; 32]>) -> Vec<Named> {
     let certificates = named_files(tree).filter(|file| file.owner != Owner::Overrides);
-    let read = |file: NamedFile<'_>| {
-        let content = std::fs::read(base.join(file.name)).ok()?;
+    let with_content = |file: NamedFile<'_>| {
+        let content = content(file.name)?;
         let path = file.path(|place| config.routes.get(place).map(|route| route.name.to_string()));
         let name = if file.is_hidden { "***" } else { file.name }.to_owned();
         let is_of_store = file.owner == Owner::Store;
-        Some(Named { path, name, is_of_store, content: Sha256::digest(content).into() })
+        Some(Named { path, name, is_of_store, content })
     };
-    certificates.filter_map(read).collect()
+    certificates.filter_map(with_content).collect()
 }
 
 /// Removes the keys at the top that begin with `x-`. They hold anchors, which have been copied to where they are used.

@@ -1,10 +1,11 @@
 //! The report of problems, and the judgements that many keys share: bounds, names, references to names.
 
+use std::collections::HashMap;
 use std::ops::RangeInclusive;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
 
 use super::place::{At, Given};
 use crate::config::problem::{Report, unknown};
@@ -24,8 +25,27 @@ pub(super) const NAME_EXPECTED: &str = "a name is 1 to 64 letters, digits, `_`, 
 pub(super) struct Check<'a> {
     pub(super) report: &'a mut Report,
     pub(super) base: &'a Path,
-    /// Takes in the content of the configuration, and of files that belong to it.
-    pub(super) content: &'a mut Sha256,
+    pub(super) content: &'a mut Content,
+}
+
+/// The content of a configuration, in digests.
+pub(crate) struct Content {
+    /// Takes in the file, and those that set its limits.
+    pub(super) whole: Sha256,
+    /// The digest of each valid certificate and private key that it names, by path.
+    pub(super) pem: HashMap<PathBuf, [u8; 32]>,
+}
+
+impl Content {
+    /// Begins with the bytes of the file.
+    pub(crate) fn of_file(bytes: &[u8]) -> Content {
+        Content { whole: Sha256::new_with_prefix(bytes), pem: HashMap::new() }
+    }
+
+    /// Returns the digest of a valid certificate or private key.
+    pub(crate) fn of_pem(&self, path: &Path) -> Option<[u8; 32]> {
+        self.pem.get(path).copied()
+    }
 }
 
 /// A quantity with a unit, as messages show it.

@@ -38,26 +38,27 @@ mod warnings;
 
 use std::path::Path;
 
-use sha2::{Digest, Sha256};
+use sha2::Digest;
 
 use super::model::{Config, RedisServers, Store};
 use super::problem::Report;
 use super::schema;
 use check::Check;
+pub(crate) use check::Content;
 pub(crate) use overrides::FILE_BYTES_MAX as OVERRIDES_BYTES_MAX;
 pub(crate) use place::At;
 use place::{Given, key};
 
 /// Turns a file as written into a configuration as used, or reports every problem. `root` is the place of the same
-/// file, `content` has taken in its bytes. Relative paths begin at `base`.
+/// file, `content` begins with it. Relative paths begin at `base`.
 pub(crate) fn validate(
     file: &schema::File,
     root: At<'_>,
     base: &Path,
-    mut content: Sha256,
+    content: &mut Content,
     report: &mut Report,
 ) -> Option<Config> {
-    let mut check = Check { report, base, content: &mut content };
+    let mut check = Check { report, base, content };
     let file = Given::new(file, root);
     let listen = server::listen(&mut check, &key!(file.listen));
     let server = server::server(&mut check, &key!(file.server));
@@ -88,6 +89,6 @@ pub(crate) fn validate(
     let (listen, server, admin, log, store) = (listen?, server?, admin?, log?, store?);
     let limiters = sharing::with_orders(limiters, &routes);
     // The first 16 hex digits.
-    let hash = format!("{:.16}", format!("{:x}", content.finalize())).into();
+    let hash = format!("{:.16}", format!("{:x}", content.whole.clone().finalize())).into();
     Some(Config { listen, server, admin, log, clients, store, limiters, routes, hash })
 }

@@ -91,8 +91,8 @@ fn from_file(check: &mut Check<'_>, given: &Given<'_, String>, rules: &Rules<'_>
 }
 
 fn parsed(check: &mut Check<'_>, path: &Path, bytes: &[u8], rules: &Rules<'_>) -> Option<Vec<Override>> {
-    check.content.update((bytes.len() as u64).to_be_bytes());
-    check.content.update(bytes);
+    check.content.whole.update((bytes.len() as u64).to_be_bytes());
+    check.content.whole.update(bytes);
     let mut report = Report::new(path);
     let overrides = decoded(check, &mut report, bytes, rules);
     check.report.include(report);

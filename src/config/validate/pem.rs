@@ -7,6 +7,7 @@ use rustls::crypto::ring;
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use sha2::{Digest, Sha256};
 
 use super::check::Check;
 use super::place::{At, Given};
@@ -73,7 +74,10 @@ impl Check<'_> {
                 format!("is larger than {PEM_BYTES_MAX} bytes")
             }
             Ok(_) => match fs::read(&path) {
-                Ok(bytes) if holds(&bytes) => return Some(path),
+                Ok(bytes) if holds(&bytes) => {
+                    self.content.pem.insert(path.clone(), Sha256::digest(bytes).into());
+                    return Some(path);
+                }
                 Ok(_) => format!("holds no {what} in PEM form"),
                 Err(error) => format!("cannot be read: {error}"),
             },

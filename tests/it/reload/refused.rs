@@ -54,16 +54,16 @@ fn steps(directory: &TempDir) -> Vec<Step> {
         checks,
     };
     vec![
-        of_upstream("upstream.ca", format!("ca: {held}"), &files.ca, 2),
-        of_upstream("upstream.cert", format!("cert: {held}, key: {key}"), &files.certificate, 3),
-        of_upstream("upstream.key", format!("cert: {certificate}, key: {held}"), &files.key, 3),
-        of_server("server.tls.cert", format!("{{cert: {held}, key: {key}}}"), &files.certificate, 3),
-        of_server("server.tls.key", format!("{{cert: {certificate}, key: {held}}}"), &files.key, 3),
+        of_upstream("upstream.ca", format!("ca: {held}"), &files.ca, 1),
+        of_upstream("upstream.cert", format!("cert: {held}, key: {key}"), &files.certificate, 2),
+        of_upstream("upstream.key", format!("cert: {certificate}, key: {held}"), &files.key, 2),
+        of_server("server.tls.cert", format!("{{cert: {held}, key: {key}}}"), &files.certificate, 2),
+        of_server("server.tls.key", format!("{{cert: {certificate}, key: {held}}}"), &files.key, 2),
         of_server(
             "server.tls.client_ca",
             format!("{{cert: {certificate}, key: {key}, client_ca: {held}}}"),
             &files.ca,
-            2,
+            1,
         ),
     ]
 }
