@@ -261,13 +261,14 @@ local Reschedule = setmetatable({ rare = function()
     return generation == state.generation or generation == state.previous_generation
   end
 
+  -- The generation that a caller without an answer yet names.
+  local UNKNOWN = 9007199254740990
+
   -- Returns a cursor over the permits of a slot that were booked under a generation: they stand in the slot (`is_here`), in the rows from
   -- `index` of `page` on to the last one before `final`, of which `left` are not claimed, or are lost. Its caller passes over them in
   -- ascending order, so that the permits of a queue cost one way through the rows: `passed` lie before the row at `index`, and `taken` of
   -- that row are gone. A caller that has had no answer yet gives `UNKNOWN`, and gives back what was used: that stands where it was booked, unless
   -- a change is being followed.
-  local UNKNOWN = 9007199254740990
-
   local function cursor(state, slot, generation)
     local is_unknown = generation == UNKNOWN
     local is_here = generation == state.generation or (is_unknown and not State.is_pending(state))

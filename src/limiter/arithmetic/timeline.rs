@@ -75,11 +75,11 @@ impl Timeline {
         self.entries.truncate(kept);
     }
 
-    /// Prunes a timeline that keeps the bookings ahead of `now` one by one: those that have come are merged, each with the others of its
-    /// cell.
-    pub fn prune_past(&mut self, now: Micros, rules: &[Rule], seen_for: impl Fn(usize, &Rule) -> Micros) {
+    /// Prunes a timeline of grants, which a rule sees for its window. It keeps the bookings ahead of `now` one by one: those that have
+    /// come are merged, each with the others of its cell.
+    pub fn prune_past(&mut self, now: Micros, rules: &[Rule]) {
         let ahead = self.split_off(now + Micros::ONE);
-        self.prune(now, rules, &[], seen_for);
+        self.prune(now, rules, &[], |_, rule| rule.window);
         let cell = finest_cell(rules);
         if cell > Micros::ONE {
             self.entries.dedup_by(|later, kept| {

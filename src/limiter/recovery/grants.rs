@@ -60,6 +60,9 @@ fn pair<T: Copy>(
     })
 }
 
+/// Later than any instant.
+pub(in crate::limiter) const FAR: Micros = Micros(u64::MAX);
+
 /// Adds permits to a timeline that is kept as precisely as these windows need until `exact_from`, and instant by instant behind that.
 pub(in crate::limiter) fn charge(
     timeline: &mut Timeline,

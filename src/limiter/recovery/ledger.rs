@@ -17,7 +17,7 @@ use crate::limiter::arithmetic::timeline::Timeline;
 use crate::limiter::model::{
     Answer, Call, Holding, Limiter, LimiterName, NO_GENERATION, Partition, Reset, Step, stepped,
 };
-use crate::limiter::recovery::grants::{charge, granted_of, window};
+use crate::limiter::recovery::grants::{FAR, charge, granted_of, window};
 use crate::limiter::recovery::offline_grants::{OfflineGrants, OfflineRecord, OwnPart};
 use crate::limiter::store::expiry::Expiring;
 
@@ -27,9 +27,6 @@ const PAGES_MAX: usize = 100_000;
 
 /// How far ahead slots are copied for others: nobody charges those that had not come when a replica was last heard.
 const COPIED_AHEAD: Micros = Micros::from_millis(1000);
-
-/// Later than any instant.
-const FAR: Micros = Micros(u64::MAX);
 
 type Key = (LimiterName, Option<Partition>);
 
@@ -390,7 +387,7 @@ impl Page {
 
     /// Charges the bookings of a call, and uncharges the holdings that it gave back or rescheduled.
     fn record(&mut self, gone: &[&[Holding]], charged: &[(Micros, u64)], now: Micros) {
-        self.granted.prune_past(now, &self.windows, |_, rule| rule.window);
+        self.granted.prune_past(now, &self.windows);
         for holding in gone.iter().copied().flatten() {
             self.granted.uncharge(holding.slot, holding.cost * holding.count, &self.windows);
         }

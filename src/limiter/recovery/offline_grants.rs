@@ -10,7 +10,7 @@ use crate::limiter::arithmetic::cell::Entry;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::{Rule, checkpoint_after};
 use crate::limiter::arithmetic::timeline::Timeline;
-use crate::limiter::recovery::grants::charge;
+use crate::limiter::recovery::grants::{FAR, charge};
 
 /// How far into the future grants are reported. Slots that lie further ahead are given up and asked for in the store.
 pub(in crate::limiter) const REPORT_AHEAD: Micros = Micros::from_millis(500);
@@ -66,7 +66,7 @@ impl OfflineRecord {
     ) {
         self.follow(own);
         self.prune(now, windows);
-        granted.iter().for_each(|grant| charge(&mut self.granted, windows, *grant, Micros(u64::MAX)));
+        granted.iter().for_each(|grant| charge(&mut self.granted, windows, *grant, FAR));
     }
 
     /// Takes on this replica's part of the limits. What earlier ones lacked, changed ones lack.

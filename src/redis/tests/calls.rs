@@ -8,10 +8,11 @@ use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::UNKNOWN_GENERATION;
 use crate::limiter::model::call::{Answer, Call, Holding, Outcome, Run};
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::pause::PauseByHand;
+use crate::limiter::model::{CALL_KEPT, UNKNOWN_GENERATION};
+use crate::redis::script::script_texts;
 use crate::redis::tests::fleet::{Fleet, SECOND, granted};
 use crate::redis::tests::lua_parity::rules;
 use crate::redis::tests::{START, TestStore, at};
@@ -124,6 +125,9 @@ fn a_repeated_call_is_counted_once() {
 /// The store remembers a call for a second. One that is repeated later seems new, and its slots are another's by then.
 #[test]
 fn a_call_that_comes_too_late_gives_nothing_back() {
+    // Workers name the instant by `CALL_KEPT`; how long a call is known stands in Lua.
+    let known_for = format!("local CALL_KEPT, ANSWER_MAX = {},", CALL_KEPT.0);
+    assert!(script_texts().iter().any(|(_, text)| text.contains(&known_for)));
     for (until, free) in [(0, 4), (1_000_000, 4), (999_999, 0)] {
         let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
         let epoch = fleet.begin(0);

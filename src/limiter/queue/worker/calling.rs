@@ -37,8 +37,8 @@ async fn wait_longer(session: &StoreSession, sent: Moment, failure: &mut Failure
 
 /// Returns whether a call that was made in an outage, or in none, would book in vain: nothing is granted before an epoch opens, and
 /// who asked before an outage goes by the policy in it.
-fn is_vain(session: &StoreSession, outage: u64) -> bool {
-    match session.known(session.moment()).link {
+fn is_vain(link: Link, outage: u64) -> bool {
+    match link {
         Link::Settling { .. } => true,
         Link::Away { outage: present } => present != outage,
         Link::Up { .. } | Link::Held { .. } => false,
@@ -65,11 +65,11 @@ impl Worker {
         self.calling.under_way = Some(Box::pin(async move {
             let place = session.gate.enter(since).await;
             let at = session.moment();
-            let taken_back_until =
-                session.clock().map_or(Micros::ZERO, |clock| clock.earliest(at) + CALL_KEPT);
+            let known = session.known(at);
+            let taken_back_until = known.clock.map_or(Micros::ZERO, |clock| clock.earliest(at) + CALL_KEPT);
             let call = Arc::new(Call { taken_back_until, ..call });
             let made = MadeCall { call, limiter_refs, at };
-            if is_vain(&session, outage) {
+            if is_vain(known.link, outage) {
                 return (made, CallEnd::NotMade);
             }
             let told = async {
