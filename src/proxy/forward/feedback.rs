@@ -42,8 +42,8 @@ pub(crate) fn of(
 ) -> Feedback {
     let rule = &plan.route.rule;
     let left = |(receipt, form): (&Receipt, LimitHeaders)| {
-        Box::new(Left::of(form, |tokens| {
-            receipt.quota_left(|limiter| tokens.is_none_or(|tokens| rule.estimates(limiter) == tokens))
+        Box::new(Left::of(form, |among| {
+            receipt.quota_left(|limiter| among.includes(rule.estimates(limiter)))
         }))
     };
     let quota_left = receipt.as_ref().zip(rule.limit_headers).map(left);

@@ -32,12 +32,35 @@ pub(crate) struct Left {
     pub(crate) tokens: Option<QuotaLeft>,
 }
 
+/// Among which limits the tightest is sought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Among {
+    All,
+    Requests,
+    Tokens,
+}
+
+impl Among {
+    /// Returns true if a limit is one of these.
+    pub(crate) fn includes(self, counts_tokens: bool) -> bool {
+        match self {
+            Among::All => true,
+            Among::Requests => !counts_tokens,
+            Among::Tokens => counts_tokens,
+        }
+    }
+}
+
 impl Left {
-    /// Returns what a form tells. `tightest` returns what is left of the limits that count tokens, or not, or of all.
-    pub(crate) fn of(form: LimitHeaders, tightest: impl Fn(Option<bool>) -> Option<QuotaLeft>) -> Left {
+    /// Returns what a form tells. `tightest` returns what is left of the tightest limit.
+    pub(crate) fn of(form: LimitHeaders, tightest: impl Fn(Among) -> Option<QuotaLeft>) -> Left {
         match form {
-            LimitHeaders::Openai => Left { requests: tightest(Some(false)), tokens: tightest(Some(true)) },
-            LimitHeaders::Ietf | LimitHeaders::Github => Left { requests: tightest(None), tokens: None },
+            LimitHeaders::Openai => {
+                Left { requests: tightest(Among::Requests), tokens: tightest(Among::Tokens) }
+            }
+            LimitHeaders::Ietf | LimitHeaders::Github => {
+                Left { requests: tightest(Among::All), tokens: None }
+            }
         }
     }
 }
@@ -252,21 +275,21 @@ mod tests {
 
     #[test]
     fn openai_tells_requests_and_tokens_apart() {
-        let of = |form, tokens: &[Option<bool>]| {
+        let of = |form, expected: &[Among]| {
             let asked = std::cell::RefCell::new(Vec::new());
-            let told = Left::of(form, |which| {
-                asked.borrow_mut().push(which);
-                Some(left(if which == Some(true) { 7 } else { 850 }, Micros::ZERO))
+            let told = Left::of(form, |among| {
+                asked.borrow_mut().push(among);
+                Some(left(if among == Among::Tokens { 7 } else { 850 }, Micros::ZERO))
             });
-            assert_eq!(*asked.borrow(), tokens);
+            assert_eq!(*asked.borrow(), expected);
             let mut headers = HeaderMap::new();
             replace(&mut headers, form, Some(&told), UNIX_EPOCH);
             let names = ["x-ratelimit-remaining-requests", "x-ratelimit-remaining-tokens"];
             names.map(|name| headers.get(name).map(|value| value.to_str().unwrap().to_owned()))
         };
         let both = [Some("850".to_owned()), Some("7".to_owned())];
-        assert_eq!(of(LimitHeaders::Openai, &[Some(false), Some(true)]), both);
-        assert_eq!(of(LimitHeaders::Github, &[None]), [None, None]);
+        assert_eq!(of(LimitHeaders::Openai, &[Among::Requests, Among::Tokens]), both);
+        assert_eq!(of(LimitHeaders::Github, &[Among::All]), [None, None]);
     }
 
     #[test]
