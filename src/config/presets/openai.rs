@@ -1,4 +1,4 @@
-//! OpenAI: chat completions, responses, completions, embeddings.
+//! OpenAI: chat completions, responses, completions. Embeddings have no output, so their route's estimate says `otherwise: 0`.
 //!
 //! By its guide "Rate limits", <https://platform.openai.com/docs/guides/rate-limits>, as others quoted it in November 2026: a request counts as
 //! the larger one of `max_tokens` and the tokens estimated from its characters, when it comes; unsuccessful requests count, too. It does not say that

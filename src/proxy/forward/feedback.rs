@@ -109,11 +109,16 @@ fn report(
     }));
 }
 
-/// Returns the windows of a quota as the limiters understand them.
+/// Returns the windows of a quota as the limiters understand them. One without a size and a length tells something only where it is the only
+/// one: which of several is the limiter's nobody knows.
 fn windows(quota: &Quota) -> Vec<Window> {
-    let windows = quota.windows.iter().filter_map(|window| {
+    let told = quota.windows.iter().filter_map(|window| {
         let QuotaWindow { limit, remaining, length, .. } = *window;
         Some(Window { limit, remaining: remaining?, per: length })
     });
-    windows.collect()
+    let mut windows: Vec<Window> = told.collect();
+    if windows.len() > 1 {
+        windows.retain(|window| window.limit.is_some() || window.per.is_some());
+    }
+    windows
 }

@@ -166,7 +166,7 @@ async fn plan_by_body(
         let rule = &plan.route.rule;
         let lacks_usage = rule.includes_usage()
             && stream_usage::can_change(request.headers())
-            && stream_usage::lacks_usage(body.up_to(rule.body_bytes_max));
+            && stream_usage::lacks_usage(request.uri().path(), body.up_to(rule.body_bytes_max));
         Ok((plan, target, lacks_usage))
     });
     match made {

@@ -18,6 +18,7 @@ use crate::config::model::Errors;
 const X_AMZ_RETRY_AFTER: HeaderName = HeaderName::from_static("x-amz-retry-after");
 const X_AMZ_TARGET: HeaderName = HeaderName::from_static("x-amz-target");
 const X_AMZN_ERRORTYPE: HeaderName = HeaderName::from_static("x-amzn-errortype");
+const SMITHY_PROTOCOL: HeaderName = HeaderName::from_static("smithy-protocol");
 const NOTION_VERSION: HeaderName = HeaderName::from_static("notion-version");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -28,6 +29,9 @@ const GRPC_RETRY_PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-push
 const PROBLEM_JSON: &str = "application/problem+json";
 /// The media type that Elasticsearch's clients accept.
 const ELASTICSEARCH_JSON: &str = "application/vnd.elasticsearch+json";
+/// The name of Smithy's RPC v2 with CBOR (<https://smithy.io/2.0/additional-specs/protocols/smithy-rpc-v2.html>).
+const RPC_V2_CBOR: &str = "rpc-v2-cbor";
+const APPLICATION_CBOR: &str = "application/cbor";
 /// Twilio's code of a spent limit. Its codes of other statuses say more than weir knows.
 const TWILIO_TOO_MANY_REQUESTS: u16 = 20429;
 /// The type of Google's error detail with a delay.
@@ -75,6 +79,8 @@ enum Wish {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Aws {
     Json,
+    /// Smithy's RPC v2.
+    Cbor,
     /// Query, and XML over REST but for S3.
     Query,
     Ec2,
@@ -125,6 +131,10 @@ impl Aws {
         let kind = value(flags.has(HeaderFlags::CONTENT_TYPE), CONTENT_TYPE);
         let kind = kind.map(HeaderValue::as_bytes).unwrap_or_default();
         let is_signed = flags.has(HeaderFlags::AWS);
+        let may_be_cbor = is_signed || kind.starts_with(APPLICATION_CBOR.as_bytes());
+        if may_be_cbor && headers.get(SMITHY_PROTOCOL).is_some_and(|name| name == RPC_V2_CBOR) {
+            return Aws::Cbor;
+        }
         if kind.starts_with(b"application/x-amz-json") || (is_signed && headers.contains_key(X_AMZ_TARGET)) {
             return Aws::Json;
         }
@@ -133,10 +143,12 @@ impl Aws {
             Some("ec2") => Aws::Ec2,
             _ if kind.starts_with(b"application/x-www-form-urlencoded") => Aws::Query,
             Some("cloudfront" | "route53") => Aws::Query,
-            Some(service) if !service.starts_with("s3") => Aws::Json,
+            // The names by which services that speak S3's XML are signed.
+            Some("s3" | "s3express" | "s3-object-lambda" | "s3-outposts") => Aws::S3,
+            Some(_) => Aws::Json,
             None if kind.starts_with(b"application/json") => Aws::Json,
             // Signed in the query, or not at all.
-            Some(_) | None => Aws::S3,
+            None => Aws::S3,
         }
     }
 }
@@ -303,6 +315,10 @@ impl Words<'_> {
         if let Some(delay) = self.retry_after {
             headers.insert(X_AMZ_RETRY_AFTER, HeaderValue::from(delay.millis_up()));
         }
+        if protocol == Aws::Cbor {
+            headers.insert(SMITHY_PROTOCOL, HeaderValue::from_static(RPC_V2_CBOR));
+            return (APPLICATION_CBOR, cbor(&[("__type", self.names.aws), ("message", self.message)]));
+        }
         if protocol == Aws::Json {
             headers.insert(X_AMZN_ERRORTYPE, HeaderValue::from_static(self.names.aws));
             let error = json!({"__type": self.names.aws, "message": self.message});
@@ -314,7 +330,7 @@ impl Words<'_> {
         let document = match protocol {
             Aws::Ec2 => format!("<Response><Errors><Error>{error}</Error></Errors></Response>"),
             Aws::Query => format!("<ErrorResponse><Error>{error}</Error></ErrorResponse>"),
-            Aws::S3 | Aws::Json => format!("<Error>{error}</Error>"),
+            Aws::S3 | Aws::Json | Aws::Cbor => format!("<Error>{error}</Error>"),
         };
         let document = format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{document}\n");
         ("application/xml", document.into_bytes())
@@ -378,6 +394,17 @@ fn document(value: &impl Serialize) -> Vec<u8> {
     let _ = serde_json::to_writer(&mut document, value);
     document.push(b'\n');
     document
+}
+
+/// Writes a map of texts as CBOR (RFC 8949).
+fn cbor(members: &[(&str, &str)]) -> Vec<u8> {
+    let mut encoder = minicbor::Encoder::new(Vec::with_capacity(BODY_BYTES));
+    // Writing to memory does not fail.
+    let _ = encoder.map(members.len() as u64);
+    for (name, text) in members {
+        let _ = encoder.str(name).and_then(|encoder| encoder.str(text));
+    }
+    encoder.into_writer()
 }
 
 fn xml_text(text: &str) -> String {

@@ -32,22 +32,24 @@ const DIGESTS: [HeaderName; 5] = [
     HeaderName::from_static("x-amz-content-sha256"),
 ];
 
-/// The members of a request that decide: whether it is for a stream, what it says of that, and what is told of chats and of texts.
-static PLACES: LazyLock<[JsonPath; 4]> =
-    LazyLock::new(|| ["stream", "stream_options", "messages", "prompt"].map(JsonPath::of_member));
+/// The members of a request that decide: whether it is for a stream, and what it says of the usage.
+static PLACES: LazyLock<[JsonPath; 2]> =
+    LazyLock::new(|| ["stream", "stream_options"].map(JsonPath::of_member));
 
 /// Returns the places in bodies that [`lacks_usage`] looks at.
 pub(crate) fn places() -> &'static [JsonPath] {
     &*PLACES
 }
 
-/// Returns whether a body asks for a stream, of a kind that can tell its usage, and says nothing of that.
-pub(crate) fn lacks_usage(body: Body<'_>) -> bool {
-    let [stream, stream_options, messages, prompt] = PLACES.each_ref().map(|place| body.found(place));
-    let is_there = |found: &Found| matches!(found, Found::Value(_) | Found::Other);
-    matches!(stream, Found::Value(value) if **value == *"true")
+/// The end of the paths of chat completions and of completions. Other APIs refuse a request with the member that asks.
+const PATH_END: &str = "/completions";
+
+/// Returns whether a request asks for a stream, of a kind that can tell its usage, and says nothing of that.
+pub(crate) fn lacks_usage(path: &str, body: Body<'_>) -> bool {
+    let [stream, stream_options] = PLACES.each_ref().map(|place| body.found(place));
+    path.ends_with(PATH_END)
+        && matches!(stream, Found::Value(value) if **value == *"true")
         && *stream_options == Found::Nothing
-        && (is_there(messages) || is_there(prompt))
 }
 
 /// Returns whether the body of a request can be changed: it is in no content coding, and the headers do not vouch for its bytes.
@@ -186,7 +188,6 @@ mod tests {
         for (body, lacks) in [
             (r#"{"stream": true, "messages": []}"#, true),
             (" \n{\"prompt\": \"a\", \"model\": \"b\", \"stream\": true}", true),
-            (r#"{"stream": true, "input": "a"}"#, false),
             (r#"{"stream": false, "messages": []}"#, false),
             (r#"{"messages": []}"#, false),
             (r#"{"stream": true, "messages": [], "stream_options": null}"#, false),
@@ -198,8 +199,14 @@ mod tests {
             (r#"{"stream": true, "messages": []"#, false),
         ] {
             let facts = BodyFacts::of(body.as_bytes(), "", 1000, &paths);
-            assert_eq!(lacks_usage(facts.up_to(1000)), lacks, "{body}");
-            assert!(!lacks_usage(facts.up_to(10)), "{body}");
+            for path in ["/openai/v1/chat/completions", "/azure/openai/deployments/a/completions"] {
+                assert_eq!(lacks_usage(path, facts.up_to(1000)), lacks, "{body}");
+                assert!(!lacks_usage(path, facts.up_to(10)), "{body}");
+            }
+            // They tell it without being asked, and refuse a member that they do not know.
+            for path in ["/v1/responses", "/v1/images/generations", "/v1/completions/1"] {
+                assert!(!lacks_usage(path, facts.up_to(1000)), "{path}");
+            }
         }
     }
 

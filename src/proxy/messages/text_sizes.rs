@@ -202,7 +202,12 @@ impl<'de> Visitor<'de> for Measure {
         while let Some(name) = members.next_key::<String>()? {
             size.bytes += name.len() as u64;
             let is_kind = matches!(&*name, "type" | "mimeType" | "mime_type");
-            size.add(members.next_value_seed(Measure { is_kind })?);
+            let mut value = members.next_value_seed(Measure { is_kind })?;
+            // Bedrock's Converse tells an image by the name alone.
+            if name == "image" && value.data == 1 {
+                value.images = 1;
+            }
+            size.add(value);
         }
         Ok(size)
     }
@@ -246,6 +251,11 @@ mod tests {
         let gemini =
             format!(r#"{{"contents": [{{"inlineData": {{"mimeType": "image/png", "data": "{data}"}}}}]}}"#);
         let found = size(&gemini, "contents").unwrap();
+        assert!((found.images, found.counted() < 100) == (1, true), "{found:?}");
+        let converse = format!(
+            r#"{{"messages": [{{"content": [{{"image": {{"format": "png", "source": {{"bytes": "{data}"}}}}}}]}}]}}"#
+        );
+        let found = size(&converse, "messages").unwrap();
         assert!((found.images, found.counted() < 100) == (1, true), "{found:?}");
         let other = format!(r#"{{"contents": [{{"data": "{data}"}}]}}"#);
         assert!(size(&other, "contents").unwrap().counted() > 4000);

@@ -153,6 +153,7 @@ fn aws_gets_json_or_xml_by_its_protocol() {
     for (service, kind, expected) in [
         ("s3", "text/plain", format!("{start}<Error>{xml}</Error>\n")),
         ("s3express", "application/json", format!("{start}<Error>{xml}</Error>\n")),
+        ("s3-outposts", "application/xml", format!("{start}<Error>{xml}</Error>\n")),
         ("sqs", form, format!("{start}<ErrorResponse><Error>{xml}</Error></ErrorResponse>\n")),
         (
             "route53",
@@ -171,10 +172,11 @@ fn aws_gets_json_or_xml_by_its_protocol() {
             assert_eq!(written.headers["x-amz-retry-after"], "1235");
         }
     }
-    let lambda = signed("lambda");
+    let (lambda, vectors) = (signed("lambda"), signed("s3vectors"));
     for headers in [
         &[("content-type", "application/x-amz-json-1.0"), ("x-amz-target", "DynamoDB_20120810.GetItem")][..],
         &[("authorization", &lambda), ("x-amz-date", "now")],
+        &[("authorization", &vectors), ("x-amz-date", "now"), ("content-type", "application/json")],
         &[("content-type", "application/json")],
     ] {
         let written = written(Errors::Aws, headers);
@@ -186,6 +188,27 @@ fn aws_gets_json_or_xml_by_its_protocol() {
     // A URL that is signed in its query has no header of AWS.
     assert!(written(Errors::Aws, &[]).body.starts_with(b"<?xml"));
     assert!(written(Errors::Json, &[]).body.starts_with(b"{"));
+}
+
+/// boto3 speaks it to CloudWatch. It takes the begin of a JSON document for a text of exabytes.
+#[test]
+fn aws_gets_cbor_where_it_speaks_cbor() {
+    let cloudwatch = signed("monitoring");
+    let protocol = ("smithy-protocol", "rpc-v2-cbor");
+    for (errors, headers) in [
+        (Errors::Json, &[protocol, ("authorization", &cloudwatch), ("x-amz-date", "now")][..]),
+        (Errors::Aws, &[protocol, ("content-type", "application/cbor")]),
+    ] {
+        let written = written(errors, headers);
+        let mut decoder = minicbor::Decoder::new(&written.body);
+        assert_eq!(decoder.map().unwrap(), Some(2));
+        let texts = [(); 4].map(|()| decoder.str().unwrap());
+        assert_eq!(texts, ["__type", "ThrottlingException", "message", "weir says <no> & why"]);
+        assert_eq!((decoder.position(), written.length), (written.body.len(), Some(written.body.len())));
+        for (name, value) in [protocol, ("content-type", "application/cbor"), ("x-amz-retry-after", "1235")] {
+            assert_eq!(written.headers[name], value);
+        }
+    }
 }
 
 #[test]

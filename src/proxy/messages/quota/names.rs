@@ -43,12 +43,14 @@ const FAMILIES: [&str; 2] = ["ratelimit", "rate-limit"];
 
 /// The words at the beginning or the end of the rest of a name, longer ones first. The other part of the rest is the label of a
 /// window: `x-ratelimit-reset-tokens`, `anthropic-ratelimit-tokens-reset`.
-const WORDS: [(&str, Meaning); 5] = [
+const WORDS: [(&str, Meaning); 6] = [
     ("reset-after", Meaning::ResetAfter),
     ("retry-after", Meaning::Wait),
     ("remaining", Meaning::Remaining),
     ("reset", Meaning::Reset),
     ("limit", Meaning::Limit),
+    // Trello.
+    ("max", Meaning::Limit),
 ];
 
 /// The name of a header that reports a quota, taken apart.
