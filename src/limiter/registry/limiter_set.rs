@@ -185,9 +185,10 @@ impl LimiterSet {
         limiters.find_map(|(active, _)| Some(active.limiter().share()?.class(flow).name.clone()))
     }
 
-    /// Returns the longest wait of a request of a flow that names none.
+    /// Returns the longest wait of a request of a flow that names none. Limiters in shadow mode delay nobody, so theirs does not count.
     pub fn wait_max(&self, flow: Flow) -> Duration {
-        let waits = self.inner.limiters.iter().map(|(active, _)| active.limiter().wait_max(flow));
+        let enforced = self.inner.limiters.iter().filter(|(active, _)| !active.is_shadow());
+        let waits = enforced.map(|(active, _)| active.limiter().wait_max(flow));
         waits.min().unwrap_or_default()
     }
 

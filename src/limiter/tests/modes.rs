@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::limiter::model::{
-    Algorithm, Limiter, LimiterName, Mode, OnStoreFailure, Order, Permits, QueueLimits, Scope,
+    Algorithm, Flow, Limiter, LimiterName, Mode, OnStoreFailure, Order, Permits, QueueLimits, Scope,
 };
 use crate::limiter::tests::limiter_set;
 use crate::limiter::tests::limiter_set::{
@@ -67,6 +67,15 @@ async fn a_shadow_counts_and_never_delays() {
     assert!(fleet.shows(r#"weir_permits_total{limiter="counts",result="refused"} 0"#));
     assert!(fleet.shows(r#"weir_queue_waiting{limiter="counts"} 0"#));
     assert!(fleet.shows(r#"weir_permits_total{limiter="acts",result="granted"} 10"#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shadow_without_a_queue_shortens_no_wait() {
+    let fleet = fleet(&[limiter("acts", 1, 5), shadow(limiter("counts", 1, 0))], Duration::ZERO, SECOND);
+    let set = limiter_set(&fleet.limiters, &["counts", "acts"]);
+    assert_eq!(set.wait_max(Flow::default()), 5 * SECOND);
+    fleet.apply(&[limiter("acts", 1, 5), limiter("counts", 1, 0)]);
+    assert_eq!(set.wait_max(Flow::default()), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]
