@@ -158,7 +158,7 @@ impl LongForm for KeyFrom {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Pause {
-    /// The longest pause whose end the upstream names, 1ms to 1d. Default `1d`.
+    /// The longest pause whose end the upstream names, and the longest `for` of a rule, 1ms to 1d. It does not bound `guess`. Default `1d`.
     #[schemars(extend("examples" = ["1h"]))]
     pub(crate) max: Option<Text<Duration>>,
     /// The pauses whose end the upstream does not name. Default `{}`.
@@ -202,7 +202,7 @@ pub(crate) struct PauseRule {
     /// The values that its JSON body must have at these paths, in its first 64 KiB.
     #[schemars(extend("examples" = [{"error.code": "insufficient_quota"}]))]
     pub(crate) json: Option<Named<String>>,
-    /// How long the pause lasts, whatever the response names, 1ms to 1d. Default: until the instant that it names, or `guess`.
+    /// How long the pause lasts, whatever the response names, 1ms to `max` of the pause, which is 1d by default. Default: until the instant that it names, or `guess`.
     #[schemars(extend("examples" = ["1h"]))]
     #[serde(rename = "for")]
     pub(crate) lasting: Option<Text<Duration>>,
