@@ -351,6 +351,18 @@ routes:
         "ROUTES    strip_prefix: /ap\n",
         "5:19: routes[0].strip_prefix: is not the beginning of the matched path",
     ),
+    (
+        "routes:\n  - {name: a, match: {path_regex: '/a/[0-9]+|/ab'}, upstream: 'http://a', strip_prefix: /a}\n",
+        "2:89: routes[0].strip_prefix: needs `match.path`, `match.exact_path` or a `match.path_regex` that begins with it",
+    ),
+    (
+        "routes:\n  - {name: a, match: {path_regex: '/a('}, upstream: 'http://a', strip_prefix: /a}\n",
+        "2:35: routes[0].match.path_regex: not a valid regular expression",
+    ),
+    (
+        "routes:\n  - {name: a, match: {}, upstream: 'http://a', strip_prefix: /a}\n",
+        "2:62: routes[0].strip_prefix: needs `match.path`",
+    ),
     ("ROUTES    strip_prefix: /\n", "5:19: routes[0].strip_prefix: strips nothing"),
     (
         "ROUTES    set_headers: {\"a b\": c}\n",
@@ -1096,8 +1108,9 @@ routes:
     match: {path: /, host: "[::1]"}
     upstream: {url: "http://[::1]:8080", http2: off, timeout: 5s}
   - name: regex
-    match: {path_regex: "/a|/b"}
+    match: {path_regex: "/a|/a/[^/]+/b"}
     upstream: http://10.0.0.1
+    strip_prefix: /a
 "#,
     );
     let [prefix, any, regex] = config.routes.as_slice() else { panic!("{:?}", config.routes) };
@@ -1116,8 +1129,9 @@ routes:
     assert_eq!(&*any.upstream.base_path, "");
 
     let PathMatch::Pattern(pattern) = &regex.matches.path else { panic!("{:?}", regex.matches.path) };
-    assert!(pattern.is_match("/a") && pattern.is_match("/b"));
-    assert!(!pattern.is_match("/ab") && !pattern.is_match("x/b") && !pattern.is_match("/a\n"));
+    assert!(pattern.is_match("/a") && pattern.is_match("/a/x/b"));
+    assert!(!pattern.is_match("/ab") && !pattern.is_match("x/a/x/b") && !pattern.is_match("/a\n"));
+    assert_eq!(regex.strip_prefix.as_deref(), Some("/a"));
 }
 
 #[test]

@@ -26,7 +26,8 @@ pub(crate) struct Route {
     /// every request. Required.
     #[schemars(extend("examples" = ["https://api.github.com", {"url": "https://api.openai.com", "timeout": "5m"}]))]
     pub(crate) upstream: Form<String, Upstream>,
-    /// The prefix removed from the path of requests: the matched path or a part of it, on a segment border.
+    /// The prefix removed from the path of requests: the matched path or a part of it, on a segment border. With `path_regex` every path that
+    /// it matches must begin with the prefix.
     #[schemars(extend("examples" = ["/github"]))]
     pub(crate) strip_prefix: Option<String>,
     /// Headers set on every forwarded request, in place of those that the client sent.

@@ -9,6 +9,7 @@ use super::check::Check;
 use super::headers::{Purpose, headers};
 use super::pattern::regex;
 use super::place::{Given, all, key};
+use super::reach::begins_with;
 use crate::config::model::{HostMatch, Match, PathMatch};
 use crate::config::schema;
 
@@ -109,17 +110,25 @@ pub(super) fn strip_prefix(
     matches: &Given<'_, schema::Match>,
 ) -> Option<String> {
     let prefix = plain_path(check, given)?.trim_end_matches('/');
-    let (path, exact_path) = (key!(matches.path), key!(matches.exact_path));
-    let fault = match path.value.as_deref().or(exact_path.value.as_deref()) {
+    let (path, exact_path, path_regex) =
+        (key!(matches.path), key!(matches.exact_path), key!(matches.path_regex));
+    let is_faulty = [&path.at, &exact_path.at, &path_regex.at].iter().any(|at| at.is_faulty());
+    let literal = path.value.as_deref().or(exact_path.value.as_deref());
+    let fault = match (literal, path_regex.value.as_deref()) {
         _ if prefix.is_empty() => "strips nothing; leave the key out",
-        None if path.at.is_faulty() || exact_path.at.is_faulty() => return None,
-        None => "needs `match.path` or `match.exact_path`, so that every path begins with it",
-        Some(path)
+        (None, None) if is_faulty => return None,
+        (Some(path), _)
             if path.strip_prefix(prefix).is_none_or(|rest| !rest.is_empty() && !rest.starts_with('/')) =>
         {
             "is not the beginning of the matched path, on a segment border"
         }
-        Some(_) => return Some(prefix.to_owned()),
+        // One that cannot be parsed is reported there.
+        (None, Some(pattern)) if regex_syntax::parse(pattern).is_err() => return None,
+        (None, Some(pattern)) if begins_with(pattern, prefix) => return Some(prefix.to_owned()),
+        (None, _) => {
+            "needs `match.path`, `match.exact_path` or a `match.path_regex` that begins with it, so that every path does"
+        }
+        (Some(_), _) => return Some(prefix.to_owned()),
     };
     check.refuse(&given.at, fault)
 }

@@ -34,11 +34,26 @@ pub(super) fn never_by_itself(matches: &Match) -> Option<String> {
 
 /// Returns whether a pattern is certain to begin with something else than a slash.
 fn begins_without_slash(pattern: &str) -> bool {
+    let elsewhere = |bytes: &[u8], is_whole: bool| bytes.first().map_or(is_whole, |first| *first != b'/');
+    all_beginnings(pattern, elsewhere)
+}
+
+/// Returns whether each text that a pattern matches is certain to begin with a prefix, on a segment border.
+pub(super) fn begins_with(pattern: &str, prefix: &str) -> bool {
+    let is_behind_prefix = |bytes: &[u8], is_whole: bool| {
+        let rest = bytes.strip_prefix(prefix.as_bytes());
+        rest.is_some_and(|rest| rest.first().map_or(is_whole, |first| *first == b'/'))
+    };
+    all_beginnings(pattern, is_behind_prefix)
+}
+
+/// Returns whether a condition holds for each of the texts that a pattern can begin with; not if those are too many to be told. The condition
+/// is also told whether the text is the whole of what is matched.
+fn all_beginnings(pattern: &str, holds: impl Fn(&[u8], bool) -> bool) -> bool {
     let Ok(pattern) = regex_syntax::parse(pattern) else { return false };
     let beginnings = Extractor::new().extract(&pattern);
     let mut literals = beginnings.literals().into_iter().flatten().peekable();
-    let elsewhere = |bytes: &[u8], is_whole: bool| bytes.first().map_or(is_whole, |first| *first != b'/');
-    literals.peek().is_some() && literals.all(|literal| elsewhere(literal.as_bytes(), literal.is_exact()))
+    literals.peek().is_some() && literals.all(|literal| holds(literal.as_bytes(), literal.is_exact()))
 }
 
 /// The most comparisons of two matches for one file. Beyond them no further route is found to be out of reach.
@@ -245,6 +260,27 @@ mod tests {
             ("[^x]*", false),
         ] {
             assert_eq!(never_by_itself(&path(pattern(text))).is_some(), never, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_begins_with_a_prefix_on_a_segment_border() {
+        for (text, begins) in [
+            ("/a/b", true),
+            ("/a", true),
+            ("/a(/.*)?", true),
+            ("/a/[^/]+/b", true),
+            ("(/a/x|/a/y)/.*", true),
+            ("/a/x|/b", false),
+            ("/ab", false),
+            ("/a.*", false),
+            ("/a?/b", false),
+            ("(?i)/a/b", false),
+            (".*/a/b", false),
+            ("/", false),
+            ("", false),
+        ] {
+            assert_eq!(begins_with(text, "/a"), begins, "{text}");
         }
     }
 }
