@@ -1370,6 +1370,36 @@ fn a_cost_above_a_ceiling_is_warned_of() {
 }
 
 #[test]
+fn a_queue_beside_a_limiter_without_one_is_warned_of() {
+    let warned = |without: &str, names: &str| {
+        let limiters = format!(
+            "{{a: {{limits: [1/s]{without}}}, b: {{limits: [1/s], queue: {{timeout: 1s}}}}, c: {{limits: [1/s]}}}}"
+        );
+        let routes = ["a", "b", "c"].map(|name| {
+            format!("{{name: {name}, match: {{path: /{name}}}, upstream: 'http://a', limiter: {name}}}")
+        });
+        let route = format!("{{name: x, match: {{}}, upstream: 'http://a', limiters: [{names}]}}");
+        let text = format!("limiters: {limiters}\nroutes: [{}, {route}]\n", routes.join(", "));
+        let loaded = Place::new().load(text).unwrap();
+        loaded.warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let [warning] = &*warned("", "b, a") else { panic!() };
+    let expected = "routes[3].limiters: the limiter \"a\" has no `queue`, so no request of this route waits, and the queue of \"b\" \
+                    is not used here; give \"a\" a queue too, or say by `queue: off` that this is meant";
+    assert!(warning.ends_with(expected), "{warning}");
+    let [warning] = &*warned("", "b, a, c") else { panic!() };
+    assert!(warning.contains("the limiters \"a\" and \"c\" have no `queue`"), "{warning}");
+    for (without, names) in [
+        ("", "a, c"),
+        (", queue: off", "a, b"),
+        (", mode: shadow", "a, b"),
+        (", queue: {timeout: 2s}", "a, b"),
+    ] {
+        assert_eq!(warned(without, names), Vec::<String>::new(), "{without} {names}");
+    }
+}
+
+#[test]
 fn overrides_for_unknown_clients_are_warned_of() {
     let named = "{acme: [1/s], x: [1/s], y: [1/s], z: [1/s], v: [1/s]}";
     let loaded = Place::new().load(overriding("client", named)).unwrap();

@@ -204,13 +204,13 @@ fn limiter_words(limiter: &Value, limits: &str) -> String {
         let parts = parts.iter().map(|(part, value)| format!("{part} {}", plain(value)));
         format!("; partition {}", parts.collect::<Vec<_>>().join(", "))
     });
-    let queue = match limiter["queue"]["timeout_ms"].as_u64() {
-        Some(timeout) => format!(
-            "queue of {} for {:?}",
-            plain(&limiter["queue"]["max_waiting"]),
-            Duration::from_millis(timeout)
-        ),
-        None => "no queue".to_owned(),
+    let queue = &limiter["queue"];
+    let queue = match (queue["unused"].as_str(), queue["timeout_ms"].as_u64()) {
+        (Some(why), _) => format!("its queue is not used, because {why}"),
+        (None, Some(timeout)) => {
+            format!("queue of {} for {:?}", plain(&queue["max_waiting"]), Duration::from_millis(timeout))
+        }
+        (None, None) => "no queue".to_owned(),
     };
     let overridden = if limiter["override"].is_null() {
         String::new()

@@ -163,14 +163,31 @@ fn shown(headers: &HeaderMap) -> Value {
 /// Returns the limiters that a request would take permits from.
 fn plan_limiters(plan: &Plan, keys: &[Vec<Option<String>>]) -> Value {
     let Some(set) = &plan.route.limiter_set else { return json!([]) };
-    let limiters = plan.route.rule.limiters.iter().enumerate().filter_map(|(place, (name, key))| {
+    let rules = plan.route.rule.limiters.iter();
+    let all = rules.clone().filter_map(|(name, _)| set.limiter(name, &plan.partitions));
+    let without_queue = all.filter(|limiter| !limiter.is_shadow() && limiter.queue.is_none());
+    let without_queue = without_queue.map(|limiter| limiter.name.clone()).next();
+    let limiters = rules.enumerate().filter_map(|(place, (name, key))| {
         let limiter = set.limiter(name, &plan.partitions)?;
         let parts = key.iter().map(part_name);
         let values = keys.get(place).cloned().unwrap_or_default();
         let partition: Map<_, _> = parts.zip(values.into_iter().map(Value::from)).collect();
-        Some(shown_limiter(&limiter, plan.demand.costs.at(place), partition))
+        let mut shown = shown_limiter(&limiter, plan.demand.costs.at(place), partition);
+        if limiter.queue.is_some() {
+            shown["queue"]["unused"] = why_unused(&limiter, without_queue.as_ref()).into();
+        }
+        Some(shown)
     });
     limiters.collect()
+}
+
+/// Says why no request waits in the queue of a limiter, if none does. A limiter of the route without a queue lets nothing wait for the
+/// others either.
+fn why_unused(limiter: &Limiter, without_queue: Option<&LimiterName>) -> Option<String> {
+    if limiter.is_shadow() {
+        return Some("it only counts".to_owned());
+    }
+    without_queue.map(|name| format!("{name} has no queue"))
 }
 
 fn shown_limiter(limiter: &Limiter, cost: u64, partition: Map<String, Value>) -> Value {

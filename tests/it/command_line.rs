@@ -231,6 +231,38 @@ async fn a_request_is_explained_by_a_file_and_by_a_running_weir() {
 }
 
 #[tokio::test]
+async fn an_explanation_says_that_a_queue_is_not_used() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("weir.yaml");
+    let config = "\
+limiters:
+  first: {limits: [3/1m]}
+  waits: {limits: [3/1m], queue: {timeout: 10s}}
+  counts: {limits: [3/1m], queue: {timeout: 1s}, mode: shadow}
+  silent: {limits: [3/1m], mode: shadow}
+routes:
+  - {name: none, match: {path: /none}, upstream: 'http://127.0.0.1:1', limiters: [waits, first, counts]}
+  - {name: some, match: {path: /some}, upstream: 'http://127.0.0.1:1', limiters: [waits, counts, silent]}
+";
+    std::fs::write(&file, config).expect("a file");
+    let path = file.to_str().expect("a path");
+    let none = run(&["explain", "GET", "/none", "--config", path]).await;
+    for told in [
+        "waits: 3/1m; cost 1; its queue is not used, because first has no queue\n",
+        "first: 3/1m; cost 1; no queue\n",
+        "counts: 3/1m; cost 1; its queue is not used, because it only counts\n",
+    ] {
+        assert!(none.stdout.contains(told), "{told:?} in:\n{}", none.stdout);
+    }
+    assert!(!none.stdout.contains("at most"), "{}", none.stdout);
+    // Limiters that only count shorten no wait.
+    let some = run(&["explain", "GET", "/some", "--config", path]).await;
+    for told in ["waits: 3/1m; cost 1; queue of 1000 for 10s\n", "waits     at most 10s\n"] {
+        assert!(some.stdout.contains(told), "{told:?} in:\n{}", some.stdout);
+    }
+}
+
+#[tokio::test]
 async fn an_explanation_knows_the_body_that_it_is_given() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();

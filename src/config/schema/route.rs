@@ -52,7 +52,8 @@ pub(crate) struct Route {
     pub(crate) limiter: Option<String>,
     /// Up to 8 limiters in place of `limiter`, each by its name, or as a mapping with a `cost` of its own: a request gets permits from all
     /// of them, or from none. They need the same `scope`, and on a Redis Cluster the same `group`. The longest wait is the smallest of
-    /// their timeouts. `off` says that no limit is meant.
+    /// their timeouts, and a limiter without a `queue` allows none: beside one, no request of the route waits. A limiter with `mode: shadow`
+    /// does not count here. `off` says that no limit is meant.
     #[schemars(extend("minItems" = 1, "maxItems" = 8, "examples" = [
         ["youtube-project", "youtube-team"],
         ["requests", {"name": "units", "cost": {"header": "weir-cost", "default": 1, "max": 100}}],

@@ -84,7 +84,7 @@ pub(crate) fn validate(
     if !check.report.is_empty() {
         return None;
     }
-    warnings::warn(&mut check, &file, &routes);
+    warnings::warn(&mut check, &file, &limiters, &routes);
     sharing::warn_of_sets(&mut check, &file, &routes);
     let (listen, server, admin, log, store) = (listen?, server?, admin?, log?, store?);
     let limiters = sharing::with_orders(limiters, &routes);

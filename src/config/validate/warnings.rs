@@ -1,19 +1,28 @@
-//! Warnings: a limiter that no route uses, a route that can never match, a route without a limiter.
+//! Warnings: a limiter that no route uses, a route that can never match, has no limiter, or a queue that is of no use.
 //!
 //! Only of a file without problems, so that each route as written has its route as used.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::check::Check;
+use super::limiter::Keyed;
 use super::place::{Given, key};
 use super::reach::{self, Earlier};
 use crate::config::model::Route;
 use crate::config::problem::quoted;
 use crate::config::schema;
+use crate::limiter::model::limit::Limiter;
 
 /// Warns of every valid part that is hardly meant.
-pub(super) fn warn(check: &mut Check<'_>, file: &Given<'_, schema::File>, routes: &[Route]) {
+pub(super) fn warn(
+    check: &mut Check<'_>,
+    file: &Given<'_, schema::File>,
+    limiters: &[Keyed],
+    routes: &[Route],
+) {
     unused_limiters(check, file, routes);
+    let by_name: HashMap<&str, &Limiter> =
+        limiters.iter().map(|(limiter, _)| (limiter.name.as_str(), &**limiter)).collect();
     let mut earlier = Earlier::default();
     for (index, written) in key!(file.routes).items().enumerate() {
         let Some(route) = routes.get(index) else { return };
@@ -22,6 +31,7 @@ pub(super) fn warn(check: &mut Check<'_>, file: &Given<'_, schema::File>, routes
                 "has no limiter, so its requests go out unlimited; `limiters: off` says that this is meant";
             check.warn(&written.at, message);
         }
+        unused_queues(check, file, &by_name, (&written, route));
         let matches = written.part(&written.value.matches, "match");
         if let Some(why) = reach::never_by_itself(&route.matches) {
             check.warn(&matches.at, format!("can never match: {why}"));
@@ -43,4 +53,34 @@ fn unused_limiters(check: &mut Check<'_>, file: &Given<'_, schema::File>, routes
             check.warn(&limiter.at, "no route uses this limiter");
         }
     }
+}
+
+/// Warns of a route on which nothing waits because one of its limiters has no queue, although another one has. A limiter whose `queue` is
+/// `off` says that this is meant, and one that only counts never holds a request.
+fn unused_queues(
+    check: &mut Check<'_>,
+    file: &Given<'_, schema::File>,
+    by_name: &HashMap<&str, &Limiter>,
+    (written, route): (&Given<'_, schema::Route>, &Route),
+) {
+    let of_route = route.limiters.iter().filter_map(|(name, _)| by_name.get(name.as_str()));
+    let (waiting, without): (Vec<&Limiter>, Vec<&Limiter>) =
+        of_route.filter(|limiter| !limiter.is_shadow()).partition(|limiter| limiter.queue.is_some());
+    let is_meant =
+        |limiter: &Limiter| key!(file.limiters).at.key(limiter.name.as_str()).key("queue").is_given();
+    if waiting.is_empty() || without.is_empty() || without.iter().any(|limiter| is_meant(limiter)) {
+        return;
+    }
+    let names = |limiters: &[&Limiter]| {
+        let names: Vec<String> = limiters.iter().map(|limiter| quoted(limiter.name.as_str())).collect();
+        names.join(" and ")
+    };
+    let subject = if without.len() == 1 { "limiter" } else { "limiters" };
+    let verb = if without.len() == 1 { "has" } else { "have" };
+    let (without, waiting) = (names(&without), names(&waiting));
+    let message = format!(
+        "the {subject} {without} {verb} no `queue`, so no request of this route waits, and the queue of {waiting} is not used here; \
+         give {without} a queue too, or say by `queue: off` that this is meant"
+    );
+    check.warn(&key!(written.limiters).at, message);
 }
