@@ -136,12 +136,7 @@ local Recovery = setmetatable({ rare = function()
       if is_lost == 1 and (is_known or at == 0) then charge_copies(state, key, epoch, now) end
       if is_known then
         if at > 0 then
-          -- By now it may have been merged with what came later in a cell of the rules that see it still.
-          local cell
-          for _, rule in ipairs(state.rules) do
-            if at + rule.seen_for > now then cell = min(cell or rule.cell, rule.cell) end
-          end
-          Timeline.uncharge(state.timeline, state.rules, at, permits, cell)
+          Timeline.uncharge(state.timeline, state.rules, at, permits, now)
           is_lighter = true
         end
       elseif at == 0 then

@@ -10,7 +10,8 @@
 
 local Reschedule = setmetatable({ rare = function()
   -- Returns the checkpoint of a rule that comes into force: its own from before, or one that lacks as much as the emptiest other at `till`,
-  -- because until then permits flowed in under the rules before.
+  -- because until then permits flowed in under the rules before. It lacks no more than it can hold: a smaller bucket is empty, and not closed
+  -- until it has made up for the larger one.
   local function checkpoint_of(rule, timeline, old_rules, old_checkpoints, till, known_from)
     local algorithm = rule.algorithm
     if algorithm.CHECKPOINT_SIZE == 0 then return nil end
@@ -21,7 +22,7 @@ local Reschedule = setmetatable({ rare = function()
       local checkpoint = old_checkpoints[index]
       if checkpoint then
         local permits, at = old.algorithm.missing(old, old.algorithm.fold(old, timeline, checkpoint, till))
-        local own = algorithm.lacking(rule, at, permits)
+        local own = algorithm.lacking(rule, at, min(permits, rule.lacking_max))
         if not emptiest or algorithm.is_emptier(own, emptiest) then emptiest = own end
       end
     end

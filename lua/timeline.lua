@@ -138,6 +138,7 @@ do
   -- Removes what no rule can see, and merges what only rules with wide cells can still see, and what is in the checkpoints of all that can.
   -- Nothing behind `merged` can be merged: all rules see it, and it was booked under them.
   local function prune(timeline, now, rules, checkpoints, merged)
+    timeline.pruned_at = now
     local longest = 0
     for index = 1, #rules do longest = max(longest, rules[index].seen_for) end
     timeline.stale = first_from(timeline, now - longest + 1) - 1
@@ -313,11 +314,22 @@ do
       return pages
     end
 
-    -- Takes back up to that many permits of an instant, from the entry of its cell; without `cell` of the rules' finest. Many come in ascending
-    -- order, not far from each other.
-    local function uncharge(timeline, rules, at, count, cell)
+    -- Returns the width of the cell of a booking that was kept as `prune` does at an instant: of the rules that saw it then.
+    local function kept_cell(rules, at, pruned_at)
+      if not rules.merges then return rules.cell end
+      local cell
+      for _, rule in ipairs(rules) do
+        if at + rule.seen_for > pruned_at then cell = min(cell or rule.cell, rule.cell) end
+      end
+      return cell or rules.cell
+    end
+
+    -- Takes back up to that many permits of an instant, from the entry with which it is one by `pruned_at`, or else since the timeline was
+    -- pruned last. Many come in ascending order, not far from each other.
+    local function uncharge(timeline, rules, at, count, pruned_at)
       local entries, permits, size, index = timeline.at, timeline.permits, timeline.size, timeline.next_back or 1
-      cell = cell or rules.cell
+      pruned_at = pruned_at or timeline.pruned_at or 0
+      local cell = kept_cell(rules, at, pruned_at)
       local NEAR = 6
       local till = min(index + NEAR, size)
       while index < till and entries[index] < at do index = index + 1 end
@@ -325,7 +337,9 @@ do
       timeline.next_back = index + 1
       till = at - at % cell + cell
       while index <= size and permits[index] == 0 and entries[index] < till do index = index + 1 end
-      if index > size or permits[index] == 0 or not is_one(rules, cell, at, entries[index]) then return end
+      if index > size or permits[index] == 0 then return end
+      -- A later one that narrower cells still hold apart is of others.
+      if not is_one(rules, kept_cell(rules, entries[index], pruned_at), at, entries[index]) then return end
       local left = permits[index] - min(permits[index], count)
       if timeline.full[1] then forget_full(timeline, till - cell - rules.reach, entries[index] + rules.reach) end
       permits[index] = left

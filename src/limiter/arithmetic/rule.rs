@@ -129,10 +129,12 @@ pub fn is_one(rules: &[Rule], cell: Micros, first: Micros, later: Micros) -> boo
         && !rules.iter().any(|rule| rule.kind.separates(first, later))
 }
 
-/// Returns the checkpoint with which a rule begins that follows others: it lacks what the emptiest of them lacked.
+/// Returns the checkpoint with which a rule begins that follows others: it lacks what the emptiest of them lacked, and no more than it can hold.
+/// A smaller bucket is empty, and not closed until it has made up for the larger one.
 pub fn checkpoint_after<'a>(before: impl Iterator<Item = (&'a Rule, &'a Sight)>, rule: &Rule) -> Sight {
     let missing = before.filter_map(|(old, checkpoint)| old.kind.missing(old.quota(), checkpoint));
-    let lacking = missing.map(|(permits, at)| rule.kind.lacking(rule.quota(), at, permits));
+    let lacking =
+        missing.map(|(permits, at)| rule.kind.lacking(rule.quota(), at, permits.min(rule.lacking_max())));
     let emptier = |one, other| if rule.kind.is_emptier(&other, &one) { other } else { one };
     lacking.reduce(emptier).unwrap_or_else(|| rule.kind.sight())
 }

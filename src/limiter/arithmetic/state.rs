@@ -47,8 +47,15 @@ pub struct LimiterState {
     /// A reset that has still to be followed: bookings until then are forgotten.
     reset_at: Option<Micros>,
     pause: Pause,
+    /// The instant as of which bookings were last merged.
+    pruned_at: Micros,
     /// True where nobody hears that bookings have moved: a pause leaves them where they are. No state in Redis is so.
     is_unheard: bool,
+}
+
+/// Returns how long a rule, by its place, sees a booking.
+fn seen_for(external: &[ExternalUsage], index: usize, rule: &Rule) -> Micros {
+    external.get(index).map_or(rule.window, |external| external.compared_for(rule.window))
 }
 
 impl LimiterState {
@@ -82,10 +89,9 @@ impl LimiterState {
             rule.kind.fold(rule.quota(), checkpoint, entries, until);
         }
         let external = &self.external_usage;
-        let seen_for = |index: usize, rule: &Rule| {
-            external.get(index).map_or(rule.window, |external| external.compared_for(rule.window))
-        };
+        let seen_for = |index: usize, rule: &Rule| seen_for(external, index, rule);
         self.timeline.prune(now, &self.rules, &self.checkpoints, seen_for);
+        self.pruned_at = now;
     }
 
     /// Puts rules in force behind an instant. Bookings stay as they are; a new rule with a checkpoint begins with the lack of the
@@ -326,9 +332,17 @@ impl LimiterState {
 
     /// Takes back permits from where a cursor stands. See [`Reschedule::give_back`].
     pub fn give_back(&mut self, cursor: &mut Cursor, permits: u64) -> Option<Micros> {
-        let (timeline, rules) = (&mut self.timeline, &self.rules);
+        let (timeline, rules, external, pruned_at) =
+            (&mut self.timeline, &self.rules, &self.external_usage, self.pruned_at);
+        let cell_of = |at: Micros| {
+            let seen_by = rules
+                .iter()
+                .enumerate()
+                .filter(|(index, rule)| at + seen_for(external, *index, rule) > pruned_at);
+            seen_by.map(|(_, rule)| rule.cell).min().unwrap_or_else(|| finest_cell(rules))
+        };
         self.reschedule.give_back(cursor, permits, |at, permits| {
-            timeline.uncharge(at, permits, rules);
+            timeline.uncharge_merged(at, permits, rules, cell_of);
         })
     }
 

@@ -123,12 +123,21 @@ impl Timeline {
 
     /// Takes back up to `permits` that were booked at `at`. Returns how many.
     pub fn uncharge(&mut self, at: Micros, permits: u64, rules: &[Rule]) -> u64 {
+        self.uncharge_merged(at, permits, rules, |_| finest_cell(rules))
+    }
+
+    /// Takes back up to `permits` that were booked at `at`, and may have been merged with later ones since: `cell_of` returns the width of the
+    /// cell in which an entry is kept. Returns how many.
+    pub fn uncharge_merged(
+        &mut self,
+        at: Micros,
+        permits: u64,
+        rules: &[Rule],
+        cell_of: impl Fn(Micros) -> Micros,
+    ) -> u64 {
         let index = self.entries.partition_point(|entry| entry.at < at);
-        let cell = finest_cell(rules);
-        let Some(entry) = self.entries.get_mut(index).filter(|entry| is_one(rules, cell, at, entry.at))
-        else {
-            return 0;
-        };
+        let is_own = |entry: &&mut Entry| is_one(rules, cell_of(entry.at), at, entry.at);
+        let Some(entry) = self.entries.get_mut(index).filter(is_own) else { return 0 };
         let taken = entry.permits.min(permits);
         entry.permits -= taken;
         if entry.permits == 0 {

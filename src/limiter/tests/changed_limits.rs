@@ -1,13 +1,14 @@
-//! Limits that change: what flowed into a bucket before did so at the pace of the limits before.
+//! What a state keeps: of buckets whose limits change, and of permits that come back late.
 
 use std::sync::Arc;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::bucket::Bucket;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
+use crate::limiter::arithmetic::cell::cell_start;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::tests::oracle::{LEASE, START, rule};
+use crate::limiter::tests::oracle::{LEASE, SLIDING, START, rule};
 
 const SECOND: u64 = 1_000_000;
 
@@ -48,4 +49,48 @@ fn what_is_taken_at_the_instant_of_a_change_counts() {
     let now = START + Micros(SECOND / 10);
     assert_eq!(drain(&mut state, &fast, now), 19);
     assert_eq!(drain(&mut state, &fast, now), 0);
+}
+
+#[test]
+fn a_bucket_that_shrinks_begins_empty_and_not_below() {
+    let of = |burst| -> Arc<[Rule]> { [rule(10, SECOND, 1, Kind::Bucket(Bucket { burst }))].into() };
+    for small in [10, 1] {
+        let (mut state, large, small) = (LimiterState::default(), of(1000), of(small));
+        assert_eq!(drain(&mut state, &large, START), 1000);
+        let now = START + Micros(SECOND / 10);
+        assert_eq!(drain(&mut state, &small, now), 0);
+        // A bucket for one permit may have lent a whole window of them.
+        let free = state.search(now).earliest(1).at - now;
+        assert!(free <= Micros(SECOND + SECOND / 10), "{free:?}");
+    }
+}
+
+/// Two windows of a minute and of a day, whose bookings stand in cells of 0.25 and of 300 s.
+#[test]
+fn permits_that_come_back_after_the_shorter_window_are_taken_back_from_the_longer_one() {
+    let minute = rule(1000, 60 * SECOND, SECOND / 4, SLIDING);
+    let day = rule(100_000, 86_400 * SECOND, 300 * SECOND, SLIDING);
+    let rules: Arc<[Rule]> = [minute, day].into();
+    let mut state = LimiterState::default();
+    let start = cell_start(START, Micros(300 * SECOND));
+    let after = |seconds: u64| start + Micros(seconds * SECOND);
+    let left_of_day = |state: &LimiterState, seconds| state.available(after(seconds), &rules)[1];
+    for (seconds, permits) in [(1, 500), (29, 7), (70, 30)] {
+        state.open(after(seconds), &rules, LEASE, 1);
+        state.charge(after(seconds), permits);
+    }
+    let generation = state.generation().number;
+    let give_back = |state: &mut LimiterState, seconds, permits| {
+        let mut cursor = state.cursor(after(seconds), generation);
+        state.give_back(&mut cursor, permits);
+    };
+    state.open(after(91), &rules, LEASE, 1);
+    assert_eq!(left_of_day(&state, 91), 100_000 - 537);
+    give_back(&mut state, 1, 470);
+    assert_eq!(left_of_day(&state, 91), 100_000 - 67);
+    // Those of others, which the minute still holds apart, stay.
+    give_back(&mut state, 1, 470);
+    assert_eq!(left_of_day(&state, 91), 100_000 - 30);
+    give_back(&mut state, 1, 470);
+    assert_eq!(left_of_day(&state, 91), 100_000 - 30);
 }
