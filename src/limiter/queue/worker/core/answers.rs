@@ -7,7 +7,7 @@ use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::{Answer, Generation, Generations, Outcome, Permits};
-use crate::limiter::queue::cost_queue::{Stage, Waiter};
+use crate::limiter::queue::cost_queue::{CostQueue, Stage, Waiter};
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::prefetch;
 use crate::limiter::queue::refusal_cache::RefusalCache;
@@ -17,6 +17,9 @@ use crate::limiter::queue::slot::{Slot, Source};
 use super::asking::holdings;
 use super::events::{Action, Around, LocalAnswer};
 use super::{Sent, Worker};
+
+/// How much later than the store's clock allows a slot may be due.
+const STRAY_MAX: Micros = Micros::from_millis(1);
 
 /// An answer's outcomes, in the order of the call's runs.
 struct Outcomes<'a, I> {
@@ -117,6 +120,19 @@ impl Worker {
         // Where the share has no room for a late slot's request now, others have moved back.
         if is_replaced {
             self.refuse_overdue(around.now, Micros::ZERO, out);
+        }
+    }
+
+    /// Corrects when slots are due where heartbeats have narrowed the bounds of the store's clock: by its answer alone, a slot far ahead
+    /// is due later by as much as the clocks may drift apart until then.
+    pub(super) fn follow_clock(&mut self, around: &Around) {
+        let strays = |slot: &Slot| {
+            matches!(slot.source, Source::Store(_)) && slot.due > around.clock.due(slot.at) + STRAY_MAX
+        };
+        if self.calls.heard.is_some()
+            && self.cost_queues.values().filter_map(CostQueue::next_slot).any(strays)
+        {
+            self.refresh_slots(around);
         }
     }
 

@@ -280,7 +280,10 @@ impl Worker {
             Event::Linked(link) => self.relink(link, around.now, out),
             Event::Reconfigured(limits) => self.reconfigure(*limits, out),
             Event::Moved => self.calls.is_outdated = true,
-            Event::Heard(heard) => self.calls.heard = heard,
+            Event::Heard(heard) => {
+                self.calls.heard = heard;
+                self.follow_clock(around);
+            }
             Event::Paused(paused) => self.follow_pause(paused, around.now, out),
             Event::Reporting(is_reported) => {
                 self.pause.is_reported = is_reported;

@@ -187,3 +187,18 @@ fn behind_many_slots_a_call_is_made_though_heartbeats_spare_it() {
         assert_eq!((core.0.waiting() as u64, is_booking(&actions)), (600 - passed, is_called), "{passed}");
     }
 }
+
+/// By the answer to its call it is due 0.12 s later, as far as the clocks may have drifted apart by then.
+#[test]
+fn a_slot_far_ahead_is_due_when_the_store_says_as_long_as_heartbeats_are_heard() {
+    let mut core = Driven(Worker::new(limits(1, 900, OnStoreFailure::Local), SECOND, START));
+    core.on(START, vec![arrival(0, START, 700_000)]);
+    let slot = after(600_000);
+    core.on(after(1), vec![booked(after(1), &[shown(slot)])]);
+    let near = after(599_990);
+    core.on(near, vec![Event::Heard(Some(near))]);
+    let wakes = core.wakes_at(near);
+    assert!(wakes <= slot + Micros::from_millis(1), "{:?} late", wakes - slot);
+    let actions = core.on(wakes, vec![Event::Heard(Some(near))]);
+    assert!(is_granted(&actions), "{actions:?}");
+}
