@@ -164,7 +164,7 @@ impl Worker {
     /// Gives back the bookings of a call that was given up and has completed. If the store has lost its state meanwhile, or grants
     /// nothing yet, there is nothing to give back.
     pub(super) fn take_late(&mut self, (made, outcome): CallResult) {
-        let answer = match outcome {
+        let mut answer = match outcome {
             CallEnd::Answered(answer) => answer,
             CallEnd::Failed(_) => return,
             CallEnd::NotMade => return self.keep_to_give_back(&made),
@@ -174,6 +174,10 @@ impl Worker {
         }
         if answer.epoch.id < self.session.epoch() || answer.epoch.settles_until.is_some() {
             return;
+        }
+        if let Some(line) = &mut answer.line {
+            // The next answer tells of them again, and until then nobody can use them.
+            line.dealt.clear();
         }
         self.session.ledger().record(&made.limiter_refs, &made.call, &answer);
         let generations = answer.generations.iter().map(|generation| generation.number).collect();
