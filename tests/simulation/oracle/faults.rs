@@ -44,12 +44,14 @@ pub(crate) struct Faults {
     lost: Option<u64>,
     /// How long a replica may act on what it last heard.
     lease: u64,
+    /// How long a replica waits for an answer of the store, and a lease.
+    floor_wait: u64,
 }
 
 impl Faults {
     /// Returns no faults.
-    pub(crate) fn new(lease: u64) -> Faults {
-        Faults { lease, ..Faults::default() }
+    pub(crate) fn new(lease: u64, floor_wait: u64) -> Faults {
+        Faults { lease, floor_wait, ..Faults::default() }
     }
 
     /// Takes in a fault.
@@ -177,6 +179,8 @@ impl Faults {
                 _ if policy == Policy::Allow => ALLOW_AFTER,
                 // It goes by its share until it finds the store, by a probe behind a call that has its time.
                 "started_alone" => 2 * self.lease,
+                // It notices by calls that have had their time, and then the same.
+                "swallow" => self.floor_wait + 2 * self.lease,
                 _ => self.lease,
             };
             if fault.end.is_some_and(|end| end + after <= from) {

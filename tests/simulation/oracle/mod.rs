@@ -125,7 +125,7 @@ impl Oracle {
     /// Returns a judge who has seen nothing.
     pub(crate) fn new(settings: Settings) -> Oracle {
         Oracle {
-            faults: Faults::new(settings.lease),
+            faults: Faults::new(settings.lease, settings.floor_wait),
             settings,
             limiters: Limiters::default(),
             states: BTreeMap::new(),
