@@ -7,7 +7,6 @@ use serde::Serialize;
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::moving::RESCHEDULE_MAX;
-use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Call, Holding, Run};
 use crate::limiter::model::grant_copy::CopyExchange;
 use crate::limiter::model::heartbeat::{Heartbeat, Member};
@@ -326,15 +325,14 @@ struct Reset<'a> {
     span: u64,
 }
 
-/// Returns the arguments of `reset.lua`.
-pub(super) fn reset(context: &Context<'_>, limiter_ref: &LimiterRef) -> Arguments {
-    let longest = limiter_ref.rules.iter().map(Rule::seen_for).max().unwrap_or_default();
+/// Returns the arguments of `reset.lua`. The permits of what is reset matter for `seen_for` at most.
+pub(super) fn reset(context: &Context<'_>, limiter_ref: &LimiterRef, seen_for: Micros) -> Arguments {
     let values = Reset {
         given_now: context.now.0,
         known_epoch: 0,
         run: context.run,
         settle: context.settle.0,
-        span: (longest + RESCHEDULE_MAX).0,
+        span: (seen_for + RESCHEDULE_MAX).0,
     };
     Arguments::new(context.limiter_keys(limiter_ref), &values)
 }

@@ -196,8 +196,12 @@ impl Store for RedisStore {
         .boxed()
     }
 
-    fn reset<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<Epoch, StoreError>> {
-        let arguments = |context: &Context<'_>| arguments::reset(context, limiter_ref);
+    fn reset<'a>(
+        &'a self,
+        limiter_ref: &'a LimiterRef,
+        seen_for: Micros,
+    ) -> BoxFuture<'a, Result<Epoch, StoreError>> {
+        let arguments = move |context: &Context<'_>| arguments::reset(context, limiter_ref, seen_for);
         self.ask_part(StoreOp::Reset, RECOVERY, arguments, answers::epoch).boxed()
     }
 

@@ -416,7 +416,7 @@ impl Receipt {
         let pairs = || self.taken().zip(charged);
         let more = Costs::each_or_same(pairs().map(|(taken, charged)| charged.saturating_sub(taken)));
         let less = Costs::each_or_same(pairs().map(|(taken, charged)| taken.saturating_sub(*charged)));
-        let charge = more.map(|more| PermitReport::Signal(PendingReport::charge(&more)));
+        let charge = more.map(|more| PermitReport::Signal(PendingReport::charge(self.flow, &more)));
         let refund = less
             .map(|costs| PermitReport::Refund(Returned::Refund { slot: self.slot, costs, flow: self.flow }));
         charge.into_iter().chain(refund).collect()

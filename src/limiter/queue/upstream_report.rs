@@ -4,10 +4,11 @@
 //! [`Receipt`](crate::limiter::queue::permit::Receipt). The queue's worker reports to the store, one call at a time; signals
 //! that come meanwhile are merged.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Costs, Limiter, LimiterName, PauseRequest, Remaining};
+use crate::limiter::model::{Costs, Flow, Limiter, LimiterName, PauseRequest, Remaining};
 use crate::limiter::queue::slot::{Slot, Source};
 
 /// The most windows in a report.
@@ -61,16 +62,30 @@ pub(in crate::limiter) struct PendingReport {
     windows: Vec<ReportedWindow>,
 }
 
-/// Permits to be charged of the limiters of a queue.
+/// Permits to be charged of the limiters of a queue, by the callers whose requests have cost them.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-struct Charged {
+struct Charged(BTreeMap<Flow, Excess>);
+
+impl Charged {
+    fn add(&mut self, later: Charged) {
+        for (flow, Excess { all, each }) in later.0 {
+            let own = self.0.entry(flow).or_default();
+            own.all += all;
+            own.add_each(&each);
+        }
+    }
+}
+
+/// Permits of the limiters of a queue beyond what was taken of them.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+struct Excess {
     /// Of every limiter.
     all: u64,
     /// Of each limiter beside that, by its place; zero where the list ends.
     each: Vec<u64>,
 }
 
-impl Charged {
+impl Excess {
     fn add(&mut self, costs: &Costs) {
         match costs {
             Costs::Same(cost) => self.all += cost.get(),
@@ -85,10 +100,6 @@ impl Charged {
 
     fn at(&self, place: usize) -> u64 {
         self.all + self.each.get(place).copied().unwrap_or_default()
-    }
-
-    fn is_nothing(&self) -> bool {
-        self.all == 0 && self.each.is_empty()
     }
 }
 
@@ -145,10 +156,11 @@ impl PendingReport {
         }
     }
 
-    /// Creates the report of permits that a request has cost beyond what it had taken.
-    pub(in crate::limiter) fn charge(costs: &Costs) -> PendingReport {
-        let mut charged = Charged::default();
-        charged.add(costs);
+    /// Creates the report of permits that a caller's request has cost beyond what it had taken.
+    pub(in crate::limiter) fn charge(flow: Flow, costs: &Costs) -> PendingReport {
+        let mut excess = Excess::default();
+        excess.add(costs);
+        let charged = Charged(BTreeMap::from([(flow, excess)]));
         PendingReport {
             is_rejection: false,
             pauses: Vec::new(),
@@ -172,8 +184,7 @@ impl PendingReport {
         }
         self.refused.extend(later.refused);
         self.refused.truncate(REFUSED_MAX);
-        self.charged.all += later.charged.all;
-        self.charged.add_each(&later.charged.each);
+        self.charged.add(later.charged);
         for reported in later.windows {
             // The latest answer counts for each window.
             let name = |reported: &ReportedWindow| (reported.window.limit, reported.window.per);
@@ -209,12 +220,13 @@ impl PendingReport {
     /// Returns whether the report may wait for further answers: it holds only what is left of a quota, which each answer
     /// reports anew.
     pub(in crate::limiter) fn can_wait(&self) -> bool {
-        !self.is_rejection && self.pauses.is_empty() && self.charged.is_nothing()
+        !self.is_rejection && self.pauses.is_empty() && self.charged.0.is_empty()
     }
 
-    /// Returns the permits to be charged of the limiter at a place.
-    pub(in crate::limiter) fn charged(&self, place: usize) -> u64 {
-        self.charged.at(place)
+    /// Returns the permits to be charged of the limiter at a place for some callers.
+    pub(in crate::limiter) fn charged(&self, place: usize, is_meant: impl Fn(Flow) -> bool) -> u64 {
+        let charged = self.charged.0.iter().filter(|(flow, _)| is_meant(**flow));
+        charged.map(|(_, excess)| excess.at(place)).sum()
     }
 
     /// Returns the rejected permits of the limiter at a place, if it follows the upstream's count.

@@ -94,8 +94,12 @@ impl Store for Scripted {
         ready(self.answer(|script| script.handed_over.extend_from_slice(limiter_refs))).boxed()
     }
 
-    fn reset<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<Epoch, StoreError>> {
-        self.memory.reset(limiter_ref)
+    fn reset<'a>(
+        &'a self,
+        limiter_ref: &'a LimiterRef,
+        seen_for: Micros,
+    ) -> BoxFuture<'a, Result<Epoch, StoreError>> {
+        self.memory.reset(limiter_ref, seen_for)
     }
 
     fn report_upstream<'a>(

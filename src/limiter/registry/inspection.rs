@@ -11,7 +11,7 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{
     Cause, Lasting, Limiter, LimiterName, Partition, PauseByHand, PauseStretch, Reason,
 };
-use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
+use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance, seen_for};
 use crate::limiter::queue::worker::Siblings;
 use crate::limiter::registry::queues::Queues;
 use crate::limiter::registry::shares::{ShareStatus, Shares};
@@ -195,10 +195,16 @@ impl Inspection {
     /// requests move up.
     ///
     /// # Errors
-    /// If the store did not answer: nothing is reset then.
+    /// If the store did not answer: the limits are not reset then, and what classes may use of them may be.
     pub async fn reset(&self) -> Result<(), StoreError> {
         let session = &self.instance.active.session;
-        session.observe_epoch(session.store.reset(&self.limiter_ref()).await?);
+        // Partitions may have limits of their own.
+        let seen_for = seen_for(&self.instance.active.limiter(), session);
+        // The states of all ceilings begin with the limiter's name, but not with the partition's.
+        let ceilings = if self.instance.partition.is_some() { self.instance.ceilings() } else { Vec::new() };
+        for limiter_ref in ceilings.into_iter().chain([self.limiter_ref()]) {
+            session.observe_epoch(session.store.reset(&limiter_ref, seen_for).await?);
+        }
         self.queues.wake_all();
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The memory store: limiter state in this process, on this process's clock.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
@@ -37,8 +37,10 @@ pub struct MemoryStore {
 #[derive(Default, Debug)]
 struct Contents {
     states: Expiring<StateKey, LimiterState>,
-    /// The number of states of each limiter.
+    /// The number of states of each limiter, without those of ceilings.
     counts: HashMap<LimiterName, u32>,
+    /// The states of ceilings, which are no partitions.
+    ceilings: HashSet<StateKey>,
     queues: Expiring<Vec<StateKey>, QueueOrder>,
     lines: Expiring<Vec<StateKey>, Line>,
     /// The pauses by hand, set or lifted, ascending. A state follows them when it is used next.
@@ -230,10 +232,15 @@ impl Contents {
             }
             answer
         };
-        for (key, state) in queue.into_iter().zip(taken) {
+        let limiters = limiter_refs.len() - call.line.as_ref().map_or(0, |line| line.ceilings);
+        for (place, (key, state)) in queue.into_iter().zip(taken).enumerate() {
             let expires = state.expires();
             if expires > now {
-                self.put(key, state, expires);
+                if place < limiters {
+                    self.put(key, state, expires);
+                } else {
+                    self.put_ceiling(key, state, expires);
+                }
             }
         }
         answer
@@ -270,8 +277,10 @@ impl Contents {
 
     /// Forgets some expired states and queues.
     fn sweep(&mut self, now: Micros) {
-        for (name, _) in self.states.sweep(now, LimiterState::expires) {
-            if let Some(count) = self.counts.get_mut(&name) {
+        for key in self.states.sweep(now, LimiterState::expires) {
+            if !self.ceilings.remove(&key)
+                && let Some(count) = self.counts.get_mut(&key.0)
+            {
                 *count -= 1;
             }
         }
@@ -284,6 +293,12 @@ impl Contents {
         let name = key.0.clone();
         if self.states.put(key, state, expires) {
             *self.counts.entry(name).or_default() += 1;
+        }
+    }
+
+    fn put_ceiling(&mut self, key: StateKey, state: LimiterState, expires: Micros) {
+        if self.states.put(key.clone(), state, expires) {
+            self.ceilings.insert(key);
         }
     }
 }
@@ -301,7 +316,11 @@ impl Store for MemoryStore {
         ready(Ok(self.inspect_at(self.clock.now(), limiter_ref))).boxed()
     }
 
-    fn reset<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<Epoch, StoreError>> {
+    fn reset<'a>(
+        &'a self,
+        limiter_ref: &'a LimiterRef,
+        _: Micros,
+    ) -> BoxFuture<'a, Result<Epoch, StoreError>> {
         self.reset_at(self.clock.now(), &limiter_ref.name, limiter_ref.partition);
         ready(Ok(Epoch::default())).boxed()
     }

@@ -126,8 +126,12 @@ pub trait Store: Send + Sync + 'static {
         ready(Ok(())).boxed()
     }
 
-    /// Forgets the permits used of a limiter until now, in all partitions if `limiter_ref` names none.
-    fn reset<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<Epoch, StoreError>>;
+    /// Forgets the permits used of a limiter until now, in all partitions if `limiter_ref` names none. They matter for `seen_for` at most.
+    fn reset<'a>(
+        &'a self,
+        limiter_ref: &'a LimiterRef,
+        seen_for: Micros,
+    ) -> BoxFuture<'a, Result<Epoch, StoreError>>;
 
     /// Applies an upstream's report to a limiter, and announces a pause to all replicas.
     fn report_upstream<'a>(

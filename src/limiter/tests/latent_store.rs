@@ -101,8 +101,12 @@ impl Store for LatentStore {
         self.store.inspect(limiter_ref)
     }
 
-    fn reset<'a>(&'a self, limiter_ref: &'a LimiterRef) -> BoxFuture<'a, Result<Epoch, StoreError>> {
-        self.store.reset(limiter_ref)
+    fn reset<'a>(
+        &'a self,
+        limiter_ref: &'a LimiterRef,
+        seen_for: Micros,
+    ) -> BoxFuture<'a, Result<Epoch, StoreError>> {
+        self.store.reset(limiter_ref, seen_for)
     }
 
     fn report_upstream<'a>(

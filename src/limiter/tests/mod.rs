@@ -1,6 +1,7 @@
 //! Queues through the public interface of `limiter`, on the memory store and on paused time.
 
 mod bursts;
+mod ceilings;
 mod changed_limits;
 mod excess;
 mod interleavings;

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::call::{Answer, Call};
 use crate::limiter::model::epoch::Epoch;
@@ -170,7 +171,8 @@ impl TestStore {
     }
 
     fn reset(&mut self, context: &Context<'_>, limiter_ref: &LimiterRef) -> redis::RedisResult<Epoch> {
-        let command = self.scripts.reset.command(&arguments::reset(context, limiter_ref));
+        let seen_for = limiter_ref.rules.iter().map(Rule::seen_for).max().unwrap_or_default();
+        let command = self.scripts.reset.command(&arguments::reset(context, limiter_ref, seen_for));
         Ok(answers::epoch(&command.query(&mut self.connection)?).expect("a well-formed answer"))
     }
 }

@@ -8,8 +8,9 @@ use super::reporter::Reports;
 use super::state::Worker;
 use crate::clock::Moment;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::{Cause, PauseRequest, PauseStretch, Reason, ReportResult, UpstreamReport};
+use crate::limiter::model::{Cause, Epoch, PauseRequest, PauseStretch, Reason, ReportResult, UpstreamReport};
 use crate::limiter::queue::active_limiter::LimiterInstance;
+use crate::limiter::queue::shared::{Shared, shared};
 use crate::limiter::queue::upstream_report::PendingReport;
 use crate::limiter::store::StoreError;
 
@@ -34,7 +35,7 @@ impl Worker {
         self.reporter.under_way = Some(reporting.boxed());
     }
 
-    /// Returns the report for each limiter that the signals concern, with the limiter's place.
+    /// Returns the report for each limiter that the signals concern, and for each ceiling, with its place among these.
     fn upstream_reports(
         &self,
         pending: &PendingReport,
@@ -42,15 +43,16 @@ impl Worker {
     ) -> Vec<(usize, LimiterRef, UpstreamReport)> {
         let (replica, known_epoch) = (self.fallback.replica, self.session.epoch_least());
         let jitter = self.fallback.entropy.draw() % 1024;
-        let limiters = self.queue.instances.iter().zip(self.calling.limiter_refs.iter()).enumerate();
-        let reports = limiters.filter_map(|(place, (instance, limiter_ref))| {
+        let limiter_refs = || self.calling.limiter_refs.iter().enumerate();
+        let limiters = self.queue.instances.iter().zip(limiter_refs());
+        let reports = limiters.filter_map(|(instance, (place, limiter_ref))| {
             let limiter = instance.limiter();
             let report = UpstreamReport {
                 replica,
                 known_epoch,
                 pause: pending.pause(&limiter, now, jitter),
                 refused: pending.refused(place, &limiter),
-                cost: pending.charged(place),
+                cost: pending.charged(place, |_| true),
                 remaining: pending.remaining(&limiter),
             };
             let is_nothing = report.pause.is_none()
@@ -59,17 +61,35 @@ impl Worker {
                 && report.remaining.is_empty();
             (!is_nothing).then(|| (place, limiter_ref.clone(), report))
         });
-        reports.collect()
+        // A ceiling is told of the requests of its classes, as it was when they took their permits.
+        let shared = shared(&self.queue.instances);
+        let ceilings = shared.iter().flat_map(|Shared { share, place, ceilings }| {
+            limiter_refs().skip(self.queue.instances.len()).zip(ceilings).filter_map(
+                move |((own, limiter_ref), classes)| {
+                    let cost = pending.charged(*place, |flow| classes.contains(&share.member(flow).class));
+                    let report = UpstreamReport { replica, known_epoch, cost, ..UpstreamReport::default() };
+                    (cost > 0).then(|| (own, limiter_ref.clone(), report))
+                },
+            )
+        });
+        reports.chain(ceilings).collect()
     }
 
     /// Takes in the results of the reports. A report that failed is followed by this replica alone.
     pub(super) fn settle_reports(&mut self, reports: Reports) {
         self.events.push(Event::Reporting(false));
         for (place, limiter_ref, report, result) in reports {
-            let Some(instance) = self.queue.instances.get(place).cloned() else { continue };
-            match result {
-                Ok(result) => self.settle_report(&instance, &limiter_ref, &report, result),
-                Err(error) => {
+            let instance = self.queue.instances.get(place).cloned();
+            match (result, instance) {
+                (Ok(result), instance) => {
+                    self.settle_charge(&limiter_ref, report.cost, result.epoch);
+                    if let Some(instance) = instance {
+                        self.settle_report(&instance, &report, result);
+                    }
+                }
+                // A ceiling holds as long as the store knows it.
+                (Err(_), None) => {}
+                (Err(error), Some(instance)) => {
                     if !matches!(error, StoreError::Away) {
                         warn!(limiter = %limiter_ref.name, %error, "cannot report the upstream's quota to the store");
                     }
@@ -82,23 +102,19 @@ impl Worker {
         }
     }
 
-    fn settle_report(
-        &self,
-        instance: &LimiterInstance,
-        limiter_ref: &LimiterRef,
-        report: &UpstreamReport,
-        result: ReportResult,
-    ) {
-        let ReportResult { epoch, .. } = result;
+    fn settle_charge(&self, limiter_ref: &LimiterRef, cost: u64, epoch: Epoch) {
         if self.session.observe_epoch(epoch) {
             self.siblings.wake_all();
         }
         // Behind the epoch, which may be one that the report has begun: that memory has the charge. An earlier one is gone.
         let is_kept = self.session.store.may_fail() && epoch.id >= self.session.epoch();
-        if report.cost > 0 && is_kept {
+        if cost > 0 && is_kept {
             let at = self.session.on_known_clock(epoch.now);
-            self.session.ledger().charge(limiter_ref, at, report.cost);
+            self.session.ledger().charge(limiter_ref, at, cost);
         }
+    }
+
+    fn settle_report(&self, instance: &LimiterInstance, report: &UpstreamReport, result: ReportResult) {
         if !report.remaining.is_empty() {
             instance.active.metrics().count_external_usage(result.external_usage);
         }

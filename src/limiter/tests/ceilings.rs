@@ -1,0 +1,67 @@
+//! What a class may use of a limiter with partitions, on paused time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::limiter::Entered;
+use crate::limiter::model::{Class, Limiter, LimiterName, Order, QueueLimits, QuotaShare, TrueCost};
+use crate::limiter::tests::limiter_set;
+use crate::limiter::tests::limiter_set::{Fleet, enter, fleet, limiter, of, partitioned, pass};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A limiter of 40 permits a second for each partition, of which its only class may have a twentieth: two.
+fn shared(max_partitions: u32) -> Limiter {
+    let queue = QueueLimits { timeout: SECOND / 2, max_waiting: 10 };
+    let batch = Class { name: "batch".into(), floor_ppm: 0, ceiling_ppm: Some(50_000), queue };
+    let share = QuotaShare {
+        classes: [batch].into(),
+        members: Arc::default(),
+        names: Arc::default(),
+        ahead: Duration::from_millis(250),
+    };
+    Limiter { order: Order::Shared(share), ..partitioned(limiter("api", 40, 1), max_partitions) }
+}
+
+fn fleet_of(limiter: Limiter) -> Fleet {
+    fleet(&[limiter], Duration::ZERO, SECOND)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_reset_of_a_partition_resets_its_ceilings() {
+    let fleet = fleet_of(shared(10));
+    let set = limiter_set(&fleet.limiters, &["api"]);
+    for partition in [1, 2] {
+        (pass(&set, &[of(partition)]).await.unwrap(), pass(&set, &[of(partition)]).await.unwrap());
+        pass(&set, &[of(partition)]).await.unwrap_err();
+    }
+    let name = LimiterName::parse("api").unwrap();
+    fleet.limiters.find(&name, of(1)).unwrap().reset().await.unwrap();
+    pass(&set, &[of(1)]).await.unwrap();
+    pass(&set, &[of(2)]).await.unwrap_err();
+}
+
+/// As tokens do, of which the response tells more than were estimated.
+#[tokio::test(start_paused = true)]
+async fn a_ceiling_is_charged_with_what_a_response_costs_beyond_its_estimate() {
+    let fleet = fleet_of(shared(10));
+    let set = limiter_set(&fleet.limiters, &["api"]);
+    let Entered::Waiting(ticket) = enter(&set, &[of(1)]).await.unwrap() else { panic!("slots are dealt") };
+    let receipt = ticket.turn().await.unwrap().commit().unwrap();
+    set.settle(&[of(1)], &receipt, |_| Some(TrueCost { permits: 2, is_refunded: true }));
+    sleep(SECOND / 10).await;
+    pass(&set, &[of(1)]).await.unwrap_err();
+    pass(&set, &[of(2)]).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_ceiling_is_no_partition() {
+    let fleet = fleet_of(shared(2));
+    let set = limiter_set(&fleet.limiters, &["api"]);
+    pass(&set, &[of(1)]).await.unwrap();
+    pass(&set, &[of(2)]).await.unwrap();
+    let refusal = pass(&set, &[of(3)]).await.unwrap_err();
+    assert_eq!(refusal.limiter().as_str(), "api");
+}
