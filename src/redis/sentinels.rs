@@ -141,7 +141,8 @@ impl Sentinels {
         timeout(self.patience, subscribe).await.ok().flatten()
     }
 
-    /// Asks all sentinels, until a majority agrees. Returns the primary; if it is another one than before, another era begins.
+    /// Asks all sentinels, until their answers settle which one is the primary. Returns it; if it is another one than before, another
+    /// era begins.
     async fn ask(&self) -> Result<Primary, RedisError> {
         let mut asked: FuturesUnordered<_> = self.nodes.iter().map(|node| self.ask_one(node)).collect();
         let (mut named, mut fault): (Vec<Primary>, Option<RedisError>) = (Vec::new(), None);
@@ -150,22 +151,14 @@ impl Sentinels {
                 Ok(primary) => named.push(primary),
                 Err(error) => fault = Some(error),
             }
-            let latest = named.iter().max();
-            let agreed = named.iter().filter(|primary| Some(*primary) == latest).count();
-            if agreed > self.nodes.len() / 2 {
+            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            if is_settled(&named, self.nodes.len(), known.as_ref()) {
                 break;
             }
         }
-        let Some(latest) = named.iter().max().cloned() else {
-            return Err(fault.unwrap_or_else(|| unknown("no sentinel is configured")));
-        };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        // Sentinels that were set up anew count from zero again, and then all of them do.
-        let agreed = named.iter().filter(|primary| **primary == latest).count();
-        let is_reset = agreed == self.nodes.len();
-        let primary = match &*known {
-            Some(before) if before.failover > latest.failover && !is_reset => before.clone(),
-            _ => latest,
+        let Some(primary) = believed(&named, self.nodes.len(), known.as_ref()).cloned() else {
+            return Err(fault.unwrap_or_else(|| unknown("no sentinel is configured")));
         };
         let before = known.replace(primary.clone());
         let is_at = |before: &Primary| (&before.host, before.port) == (&primary.host, primary.port);
@@ -215,6 +208,77 @@ impl Sentinels {
     }
 }
 
+/// Returns the primary of the latest failover among those that sentinels named, and how many sentinels named it.
+fn latest(named: &[Primary]) -> Option<(&Primary, usize)> {
+    let latest = named.iter().max()?;
+    Some((latest, named.iter().filter(|primary| *primary == latest).count()))
+}
+
+/// Returns whether no further answer is awaited: a majority of all sentinels agrees, and on no failover before the known one. An earlier
+/// one is believed only if every sentinel names it, so all answers are needed then.
+fn is_settled(named: &[Primary], sentinels: usize, known: Option<&Primary>) -> bool {
+    latest(named).is_some_and(|(latest, agreed)| {
+        agreed > sentinels / 2 && known.is_none_or(|known| latest.failover >= known.failover)
+    })
+}
+
+/// Returns the primary to believe in after these answers; `None` without any.
+fn believed<'a>(named: &'a [Primary], sentinels: usize, known: Option<&'a Primary>) -> Option<&'a Primary> {
+    let (latest, agreed) = latest(named)?;
+    // Sentinels that were set up anew count from zero again, and then all of them do.
+    let is_reset = agreed == sentinels;
+    known.filter(|known| known.failover > latest.failover && !is_reset).or(Some(latest))
+}
+
 fn unknown(why: &'static str) -> RedisError {
     (ErrorKind::MasterNameNotFoundBySentinel, why).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn primary(failover: u64, host: &str) -> Primary {
+        Primary { failover, host: host.to_owned(), port: 6379 }
+    }
+
+    /// Reads answers in turn, as `ask` does. Returns the believed primary, and how many answers were read.
+    fn read(answers: &[Primary], sentinels: usize, known: Option<&Primary>) -> (Option<Primary>, usize) {
+        let settled = (1..=answers.len()).find(|count| is_settled(&answers[..*count], sentinels, known));
+        let count = settled.unwrap_or(answers.len());
+        (believed(&answers[..count], sentinels, known).cloned(), count)
+    }
+
+    #[test]
+    fn a_majority_settles_the_primary() {
+        let (old, new) = (primary(5, "old"), primary(6, "new"));
+        let answers = [new.clone(), new.clone(), new.clone()];
+        for known in [None, Some(&old), Some(&new)] {
+            assert_eq!(read(&answers, 3, known), (Some(new.clone()), 2), "{known:?}");
+        }
+        // A sentinel that was cut off names the old primary still.
+        assert_eq!(read(&[old.clone(), new.clone(), new.clone()], 3, Some(&old)), (Some(new.clone()), 3));
+        assert_eq!(read(&[old.clone(), new.clone()], 3, Some(&old)), (Some(new.clone()), 2));
+        assert_eq!(read(&[], 3, Some(&old)), (None, 0));
+    }
+
+    #[test]
+    fn sentinels_that_were_set_up_anew_are_believed_when_all_agree() {
+        let (known, anew) = (primary(5, "known"), primary(0, "anew"));
+        for sentinels in [1, 3, 5] {
+            let answers = vec![anew.clone(); sentinels];
+            assert_eq!(read(&answers, sentinels, Some(&known)), (Some(anew.clone()), sentinels));
+        }
+    }
+
+    #[test]
+    fn an_earlier_failover_is_not_believed_while_a_sentinel_is_silent_or_differs() {
+        let (known, stale) = (primary(5, "known"), primary(4, "stale"));
+        let silent = [stale.clone(), stale.clone()];
+        assert_eq!(read(&silent, 3, Some(&known)), (Some(known.clone()), 2));
+        let differing = [stale.clone(), stale.clone(), known.clone()];
+        assert_eq!(read(&differing, 3, Some(&known)), (Some(known.clone()), 3));
+        let one = [stale.clone(), known.clone(), known.clone()];
+        assert_eq!(read(&one, 3, Some(&known)), (Some(known.clone()), 3));
+    }
 }
