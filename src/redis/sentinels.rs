@@ -12,7 +12,7 @@ use redis::{
     RedisError, ServerErrorKind, TlsCertificates,
 };
 use tokio::sync::{Mutex as AsyncMutex, watch};
-use tokio::time::{interval, timeout};
+use tokio::time::{Instant, interval, timeout, timeout_at};
 
 use super::setup_error::RedisSetupError;
 use super::sockets::tcp_settings;
@@ -168,10 +168,13 @@ impl Sentinels {
         Ok(primary)
     }
 
+    /// Asks one sentinel, within the patience. The connection is kept for the next question, unless this one fails.
     async fn ask_one(&self, sentinel: &Sentinel) -> Result<Primary, RedisError> {
-        let mut kept = sentinel.kept.lock().await;
-        let answer = timeout(self.patience, self.ask_over(sentinel, &mut kept)).await;
+        // One deadline for the connection's turn and the answer, so that those who wait behind a silent sentinel give up with the first.
+        let deadline = Instant::now() + self.patience;
         let late = || RedisError::from((ErrorKind::Io, "a sentinel does not answer in time"));
+        let mut kept = timeout_at(deadline, sentinel.kept.lock()).await.map_err(|_| late())?;
+        let answer = timeout_at(deadline, self.ask_over(sentinel, &mut kept)).await;
         let answer = answer.unwrap_or_else(|_| Err(late()));
         if answer.is_err() {
             *kept = None;
@@ -237,6 +240,7 @@ fn unknown(why: &'static str) -> RedisError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::model::Secret;
 
     fn primary(failover: u64, host: &str) -> Primary {
         Primary { failover, host: host.to_owned(), port: 6379 }
@@ -280,5 +284,32 @@ mod tests {
         assert_eq!(read(&differing, 3, Some(&known)), (Some(known.clone()), 3));
         let one = [stale.clone(), known.clone(), known.clone()];
         assert_eq!(read(&one, 3, Some(&known)), (Some(known.clone()), 3));
+    }
+    const PATIENCE: Duration = Duration::from_millis(250);
+
+    fn sentinels() -> Sentinels {
+        let node = RedisNode { url: Secret::new("redis://127.0.0.1:1"), address: "127.0.0.1:1".to_owned() };
+        let settings = RedisSentinels {
+            nodes: vec![node],
+            master: "m".to_owned(),
+            username: None,
+            password: None,
+            database: 0,
+        };
+        let client = |node: &RedisNode| Ok(Client::open(node.url.reveal()).unwrap());
+        Sentinels::new(&settings, None, PATIENCE, Arc::default(), client).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_wait_behind_a_silent_sentinel_give_up_with_the_first() {
+        let sentinels = sentinels();
+        // The first asker has the connection's turn, and its sentinel is silent.
+        let first = sentinels.nodes[0].kept.lock().await;
+        let begun = Instant::now();
+        let waiting = async { tokio::join!(sentinels.ask(), sentinels.ask(), sentinels.ask()) };
+        let (one, two, three) = timeout(2 * PATIENCE, waiting).await.expect("nobody waits longer");
+        assert!(one.is_err() && two.is_err() && three.is_err());
+        assert!(begun.elapsed() < PATIENCE + Duration::from_millis(10), "{:?}", begun.elapsed());
+        drop(first);
     }
 }
