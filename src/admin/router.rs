@@ -100,6 +100,11 @@ pub(super) fn is_vital(path: &str) -> bool {
     Endpoint::find(path).is_some_and(|endpoint| endpoint.is_vital())
 }
 
+/// Returns whether a path is that of an action by hand.
+pub(super) fn acts(path: &str) -> bool {
+    Endpoint::find(path).is_some_and(|endpoint| endpoint.act().is_some())
+}
+
 /// Answers one request. `loopback` is whether the listener's address is a loopback address.
 pub(super) async fn respond(
     state: &AdminState,
@@ -187,4 +192,4 @@ fn refuse(denied: Denied) -> Response {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

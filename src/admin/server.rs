@@ -2,7 +2,7 @@
 //!
 //! Health and metrics are answered whatever the rest of weir is doing: they wait for none of its workers, for no other connection and
 //! for no free descriptor. Everything else is answered by the workers, because it may ask the store. Endpoints that read a body bound
-//! it themselves.
+//! it themselves. A reading ends with its connection; an action by hand runs to its end, also when its client hangs up.
 
 use std::convert::Infallible;
 use std::io;
@@ -15,8 +15,9 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::audit::PeerAddress;
 use super::connections::{Connections, Spare, Watch, Watched};
@@ -65,12 +66,15 @@ struct Server {
 struct Shared {
     state: Arc<AdminState>,
     loopback: bool,
+    /// The actions by hand that are being carried out, each within the bounds of its endpoint.
+    actions: TaskTracker,
 }
 
 impl Server {
     fn new(listener: TcpListener, state: AdminState, shutdown: CancellationToken) -> Server {
         let loopback = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
-        Server { listener, connection: Arc::new(Shared { state: Arc::new(state), loopback }), shutdown }
+        let connection = Shared { state: Arc::new(state), loopback, actions: TaskTracker::new() };
+        Server { listener, connection: Arc::new(connection), shutdown }
     }
 
     async fn run(&self) {
@@ -105,8 +109,14 @@ impl Server {
                 },
             }
         }
-        // Each connection ends within a bounded time from here on.
+        // Each connection ends within a bounded time from here on. An action may outlive its own.
+        let deadline = Instant::now() + FINISH_TIMEOUT;
         connections.all_ended().await;
+        let Shared { actions, .. } = &*self.connection;
+        actions.close();
+        if timeout_at(deadline, actions.wait()).await.is_err() {
+            tracing::warn!(count = actions.len(), "actions by hand had no time to end");
+        }
     }
 }
 
@@ -149,9 +159,19 @@ async fn answer(shared: &Shared, parts: http::request::Parts, body: Incoming) ->
     if router::is_vital(parts.uri.path()) {
         return router::respond(&state, loopback, &parts, body).await;
     }
+    let acts = router::acts(parts.uri.path());
     let answering = async move { router::respond(&state, loopback, &parts, body).await };
-    let answered = AbortOnDropHandle::new(shared.state.workers.spawn(answering)).await;
+    let workers = &shared.state.workers;
+    let answered = if acts {
+        // The client may hang up, and the action must still have all its effects, the audit line included.
+        shared.actions.spawn_on(answering, workers).await
+    } else {
+        AbortOnDropHandle::new(workers.spawn(answering)).await
+    };
     answered.unwrap_or_else(|error| {
         response::problem(StatusCode::INTERNAL_SERVER_ERROR, &format!("not answered: {error}"))
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,10 +19,11 @@ use crate::limiter::store::memory::MemoryStore;
 use crate::telemetry::Metrics;
 use crate::usage::{Book, Fleet, MemoryUsage, Usage};
 
-struct Admin {
-    state: AdminState,
+/// The handles that the endpoints share, and the ends of them that the app holds.
+pub(in crate::admin) struct Admin {
+    pub(in crate::admin) state: AdminState,
     draining: watch::Sender<bool>,
-    reloads: mpsc::Receiver<ReloadRequest>,
+    pub(in crate::admin) reloads: mpsc::Receiver<ReloadRequest>,
 }
 
 fn limiter() -> Arc<Limiter> {
@@ -67,7 +68,7 @@ fn config(token: Option<&str>) -> Config {
     }
 }
 
-fn admin(token: Option<&str>) -> Admin {
+pub(in crate::admin) fn admin(token: Option<&str>) -> Admin {
     let metrics = Metrics::new();
     let config = config(token);
     let clock = Clock::of_runtime();
