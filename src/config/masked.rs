@@ -139,20 +139,34 @@ pub(crate) fn secrets(tree: &Node) -> Secrets {
     found
 }
 
-/// Returns the places of what may be secrets in a text that is no tree: what follows a key that is one, in its line.
+/// Returns the places of what may be secrets in a text that is no tree. Without a tree nothing tells which values are, so it is all of
+/// them: what follows the first key of a line or the mark of a list's item, and the rest of a value that began on an earlier line.
 pub(crate) fn secrets_of_text(text: &str) -> Secrets {
-    let secret_of = |(line, number): (&str, u32)| {
-        let colons = line.match_indices(':').map(|(at, _)| at);
-        let is_name = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '_');
-        let mut secrets = colons.filter(|at| {
-            let before = line[..*at].trim_end_matches(['"', '\'']);
-            let name = &before[before.trim_end_matches(is_name).len()..];
-            is_secret("", name) || is_secret_name(name)
-        });
-        let column = u32::try_from(line[..secrets.next()?].chars().count()).ok()?;
-        Some(Mark { line: number, column: column + 2 })
+    let marks = text.lines().zip(1..).filter_map(|(line, number)| {
+        let line = line.trim_start_matches('\u{feff}').trim_end();
+        let shown = line[..first_value(line)?].chars().count();
+        Some(Mark { line: number, column: u32::try_from(shown).ok()?.saturating_add(1) })
+    });
+    Secrets { marks: marks.collect(), mappings: Vec::new() }
+}
+
+/// Returns where the first value of a line begins; `None` if there is none, as in `routes:` or `]`.
+fn first_value(line: &str) -> Option<usize> {
+    let indent = line.len() - line.trim_start().len();
+    let item =
+        line[indent..].strip_prefix('-').filter(|rest| rest.is_empty() || rest.starts_with([' ', '\t']));
+    let after = match item {
+        Some(_) => indent + 1,
+        None => {
+            let mut colons = line.match_indices(':').map(|(at, colon)| at + colon.len());
+            colons
+                .find(|end| line[*end..].is_empty() || line[*end..].starts_with([' ', '\t']))
+                .unwrap_or(indent)
+        }
     };
-    Secrets { marks: text.lines().zip(1..).filter_map(secret_of).collect(), mappings: Vec::new() }
+    let rest = &line[after..];
+    let is_value = |character: char| !character.is_whitespace() && !"[]{},".contains(character);
+    rest.contains(is_value).then(|| after + (rest.len() - rest.trim_start().len()))
 }
 
 /// Returns the keys of a mapping, at this path, as secrets.
@@ -245,11 +259,30 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_secret_key_is_hidden_where_a_text_is_no_tree() {
-        let text = "listen: 1\nadmin: {token: \"abc\n    \"x-api-key\": k\n  password:p\n  url: redis://h\n";
-        let marks = secrets_of_text(text).marks;
-        let places: Vec<_> = marks.iter().map(|mark| (mark.line, mark.column)).collect();
-        assert_eq!(places, [(2, 15), (3, 17), (4, 12)]);
+    fn no_value_is_shown_where_a_text_is_no_tree() {
+        for (line, shown) in [
+            ("\u{feff}listen: 1", "listen: ***"),
+            ("admin: {token: \"abc", "admin: ***"),
+            ("  url: redis://user:s3cret@host", "  url: ***"),
+            ("    - t0ken", "    - ***"),
+            ("\t- token: abc", " - ***"),
+            ("  - \"ключ: abc", "  - ***"),
+            ("    authorization:\tBearer abc", "    authorization: ***"),
+            ("  \"x-api-key\":k", "  ***"),
+            ("  redis://user:s3cret@host,", "  ***"),
+            ("  the rest of a secret", "  ***"),
+            ("routes:", "routes:"),
+            ("routes: [", "routes: ["),
+            ("  ]}", "  ]}"),
+            ("-", "-"),
+        ] {
+            let mut report = Report::new(Path::new("f"));
+            report.read(line);
+            report.hide(secrets_of_text(line));
+            report.add(Mark { line: 1, column: 1 }, "", "not valid YAML");
+            let told = report.into_problems()[0].excerpt.as_ref().unwrap().to_string();
+            assert_eq!(told.lines().nth(1), Some(format!("    1 | {shown}").as_str()), "{line}");
+        }
     }
 
     #[test]
