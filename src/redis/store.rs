@@ -70,8 +70,13 @@ impl RedisStore {
         }
     }
 
-    /// Probes the store once, then whenever a circuit is open, until it answers again.
+    /// Probes the store once, then whenever a circuit is open, until it answers again. Ends at once with `shutdown`, also while a server
+    /// is silent: nothing waits for an outcome then.
     pub async fn probe(&self, shutdown: CancellationToken) {
+        shutdown.run_until_cancelled(self.keep_probing()).await;
+    }
+
+    async fn keep_probing(&self) {
         match self.connection.ping().await {
             Ok(()) => self.connection.prepare().await,
             Err(error) => {
@@ -79,11 +84,7 @@ impl RedisStore {
             }
         }
         loop {
-            tokio::select! {
-                biased;
-                () = shutdown.cancelled() => return,
-                () = self.connection.shared.circuits.probe_is_due() => {}
-            }
+            self.connection.shared.circuits.probe_is_due().await;
             let probes = self.connection.parts().into_iter().filter(|part| !part.part.health.is_up());
             // The circuits note the outcome.
             join_all(probes.map(|part| async move { part.ping().await })).await;
@@ -261,5 +262,65 @@ impl Store for RedisStore {
     fn part(&self, group: &str) -> Option<Arc<dyn Store>> {
         let connection = self.connection.part(group)?;
         Some(Arc::new(RedisStore { connection }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::io;
+    use std::time::Duration;
+
+    use tokio::time::{Instant, sleep, timeout};
+
+    use super::*;
+    use crate::config::model::{Confirm, RedisNode, RedisServers, RedisTls, Secret};
+    use crate::redis::servers::Stream;
+    use crate::telemetry::Metrics;
+
+    const TIMEOUT: Duration = Duration::from_secs(5);
+
+    /// A server that never answers.
+    struct Silent;
+
+    impl Transport for Silent {
+        fn open(&self) -> BoxFuture<'_, io::Result<Box<dyn Stream>>> {
+            pending().boxed()
+        }
+    }
+
+    fn silent_store() -> RedisStore {
+        let settings = model::RedisStore {
+            servers: RedisServers::One(RedisNode {
+                url: Secret::new("redis://silent"),
+                address: "silent".to_owned(),
+            }),
+            tls: RedisTls::default(),
+            timeout: TIMEOUT,
+            pool_size: 1,
+            key_prefix: "weir".to_owned(),
+            fleet_size: 1,
+            confirm: Confirm::Primary,
+        };
+        RedisStore::over(Arc::new(Silent), &settings, Entropy::system(), Metrics::new().store()).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_of_a_silent_store_ends_with_the_process() {
+        // During the first probe, and during a later one.
+        for after in [TIMEOUT, 20 * TIMEOUT] {
+            let (store, shutdown) = (silent_store(), CancellationToken::new());
+            let probing = store.probe(shutdown.clone());
+            let ending = async {
+                sleep(after).await;
+                shutdown.cancel();
+                Instant::now()
+            };
+            let ended = timeout(100 * TIMEOUT, async { tokio::join!(probing, ending).1.elapsed() }).await;
+            assert!(
+                ended.as_ref().is_ok_and(|took| *took < Duration::from_millis(10)),
+                "{after:?}: {ended:?}"
+            );
+        }
     }
 }
