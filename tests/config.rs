@@ -459,6 +459,28 @@ routes:
          1:58: store.redis.cluster[2]: these URLs name no database",
     ),
     (
+        "store: {redis: {cluster: ['redis://u:s3cret@a:1', 'redis://u:s%33cret@b:1', 'redis://u:0ther@c:1', 'redis://d:1']}}\nROUTES",
+        "1:77: store.redis.cluster[2]: all nodes of a Cluster need the same user and password as the first one\n\
+         1:100: store.redis.cluster[3]: all nodes of a Cluster need the same user and password as the first one",
+    ),
+    (
+        "store: {redis: {cluster: ['redis://u:s3cret@a:1', 'redis://v:s3cret@b:1']}}\nROUTES",
+        "1:51: store.redis.cluster[1]: all nodes of a Cluster need the same user and password as the first one",
+    ),
+    (
+        "store: {redis: {cluster: ['redis://0.0.0.0:1', 'redis://[::]:1', 'redis://[::1]:1']}}\nROUTES",
+        "1:27: store.redis.cluster[0]: 0.0.0.0 and [::] cannot be connected to\n\
+         1:48: store.redis.cluster[1]: 0.0.0.0 and [::] cannot be connected to",
+    ),
+    (
+        "store: {redis: {url: 'redis://u:s3cret%ff@a'}}\nROUTES",
+        "1:22: store.redis.url: the user and the password in the URL must be UTF-8",
+    ),
+    (
+        "store: {redis: {sentinel: {nodes: ['redis://u%ff@a'], master: m}}}\nROUTES",
+        "1:36: store.redis.sentinel.nodes[0]: the user and the password in the URL must be UTF-8",
+    ),
+    (
         "store: {redis: {cluster: [], tls: {ca: pem}}}\nROUTES",
         "1:26: store.redis.cluster: needs at least one URL",
     ),

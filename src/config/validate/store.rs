@@ -1,7 +1,9 @@
 //! `store`: memory, or Redis as one server, a Cluster, or a server behind sentinels.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
+use percent_encoding::percent_decode_str;
 use url::Url;
 
 use super::check::{Check, MILLISECOND, MINUTE};
@@ -64,7 +66,11 @@ fn servers(check: &mut Check<'_>, redis: &Given<'_, schema::Redis>) -> Option<(R
         _ => check.problem_of_key(&redis.at, "`url`, `cluster` and `sentinel` exclude each other"),
     }
     let url = url.get().map(|url| server(check, &url));
-    let cluster = cluster.get().map(|urls| nodes(check, &urls));
+    let cluster = cluster.get().map(|urls| {
+        let nodes = nodes(check, &urls);
+        one_user(check, &urls);
+        nodes
+    });
     let by_sentinel = by_sentinel.get().map(|given| sentinel(check, &given));
     match (url, cluster, by_sentinel) {
         (Some(server), None, None) => {
@@ -121,6 +127,33 @@ fn nodes(check: &mut Check<'_>, urls: &Given<'_, Vec<String>>) -> Option<(Vec<Re
     nodes.filter(|nodes| !nodes.is_empty()).map(|nodes| (nodes, encrypted))
 }
 
+/// Checks that all nodes of a Cluster have one user: the first URL tells the user and the password of all connections for calls, also
+/// those to nodes that the Cluster names.
+fn one_user(check: &mut Check<'_>, urls: &Given<'_, Vec<String>>) {
+    let users = urls.items().filter_map(|url| Some((user(&Url::parse(url.value).ok()?)?, url.at)));
+    let mut users = users.collect::<Vec<_>>().into_iter();
+    let Some(([first_name, first_password], _)) = users.next() else { return };
+    for ([name, password], at) in users {
+        // Without a name it is the default user, which another URL may name.
+        let is_other = !first_name.is_empty() && name != first_name;
+        if is_other || password != first_password {
+            check.problem(&at, "all nodes of a Cluster need the same user and password as the first one");
+        }
+    }
+}
+
+/// Returns the user and the password in a URL, each empty if absent; `None` if they are no UTF-8 without their percent-encoding.
+fn user(url: &Url) -> Option<[String; 2]> {
+    let decoded = |text: &str| Some(percent_decode_str(text).decode_utf8().ok()?.into_owned());
+    Some([decoded(url.username())?, decoded(url.password().unwrap_or_default())?])
+}
+
+/// Returns whether a host is an address to listen on, such as 0.0.0.0, and none to connect to.
+fn is_wildcard(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified())
+}
+
 /// One server's address, and the parts of it that may be shown.
 struct Server {
     node: RedisNode,
@@ -142,6 +175,10 @@ fn server(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<Server> {
         "the URL must begin with redis:// or rediss://"
     } else if parsed.host_str().is_none_or(str::is_empty) {
         "the URL names no host"
+    } else if parsed.host_str().is_some_and(is_wildcard) {
+        "0.0.0.0 and [::] cannot be connected to: name the host, such as 127.0.0.1"
+    } else if user(&parsed).is_none() {
+        "the user and the password in the URL must be UTF-8, percent-encoded where they have other characters than letters and digits"
     } else if parsed.port() == Some(0) {
         "port 0 cannot be connected to"
     } else if parsed.query().is_some() || parsed.fragment().is_some() {
