@@ -50,7 +50,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if hasKey $config "Error" -}}{{- fail (printf "config: %s" $config.Error) -}}{{- end -}}
 {{- $server := $config.server | default dict -}}
 {{- $admin := $config.admin | default dict -}}
-{{- $redis := ($config.store | default dict).redis -}}
+{{- $redis := dict -}}
+{{- if kindIs "map" $config.store -}}{{- $redis = $config.store.redis -}}{{- end -}}
 {{- if and $redis (ne ($redis.fleet_size | default 1 | toString) (.Values.replicas | toString)) -}}
 {{- fail (printf "config: store.redis.fleet_size is %v and replicas is %v: make them equal" ($redis.fleet_size | default 1) .Values.replicas) -}}
 {{- end -}}
