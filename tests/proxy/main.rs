@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod clients;
+mod connecting;
 mod http2_upstreams;
 mod limiters;
 mod messages;

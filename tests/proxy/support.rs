@@ -285,6 +285,33 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
+    moody_upstream(|_| Mood::Prompt, answer).await
+}
+
+/// The way in which an upstream takes a connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mood {
+    /// It shakes hands at once.
+    Prompt,
+    /// It shakes hands after this time.
+    Slow(Duration),
+    /// It closes the connection.
+    Refusing,
+    /// It never shakes hands.
+    Silent,
+}
+
+/// Starts an upstream over TLS that takes its connections, counted from 1, in these ways; returns the certificate to trust as well.
+pub(crate) async fn moody_upstream<F, T, B>(
+    mood: impl Fn(usize) -> Mood + Send + 'static,
+    answer: F,
+) -> (Up, tempfile::NamedTempFile)
+where
+    F: Fn(Request<Incoming>) -> T + Clone + Send + 'static,
+    T: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     let signed = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let key = rustls_pki_types::PrivateKeyDer::try_from(signed.signing_key.serialize_der()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -298,15 +325,33 @@ where
     let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
     let ca = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(ca.path(), signed.cert.pem()).unwrap();
-    let up = scripted_upstream(move |socket, up| {
-        let (acceptor, answer) = (acceptor.clone(), answer.clone());
+    let up = scripted_upstream(move |mut socket, up| {
+        let (acceptor, answer, mood) = (acceptor.clone(), answer.clone(), mood(up.connections()));
         async move {
+            match mood {
+                Mood::Prompt => {}
+                Mood::Slow(time) => tokio::time::sleep(time).await,
+                Mood::Refusing => return,
+                Mood::Silent => {
+                    let _ = socket.read_to_end(&mut Vec::new()).await;
+                    return;
+                }
+            }
             if let Ok(socket) = acceptor.accept(socket).await {
                 speak(socket, up, answer).await;
             }
         }
     });
     (up.await, ca)
+}
+
+/// Returns a route to an upstream over TLS.
+pub(crate) fn tls_rule(prefix: &str, (up, ca): &(Up, tempfile::NamedTempFile)) -> Route {
+    let mut rule = rule(prefix, up);
+    rule.upstream.tls = true;
+    rule.upstream.host = "localhost".into();
+    rule.upstream.ca = Some(ca.path().to_owned());
+    rule
 }
 
 pub(crate) async fn speak<S, F, T, B>(socket: S, up: Up, answer: F)

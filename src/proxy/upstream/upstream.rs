@@ -19,11 +19,15 @@ use super::lease::Lease;
 use super::pool::Pool;
 use super::progress::Progress;
 use crate::config::model::{Http2, Upstream as Settings};
-use crate::proxy::error::{ConnectError, ProxyBuildError};
+use crate::proxy::error::{ConnectError, ProxyBuildError, Stage};
 
 /// The most waiting requests, over all limiters of the upstream, that hold a connection ready at once. In a queue that moves
 /// faster, connections are warm from earlier requests, and one for each waiting request would be a flood.
 const READY_MAX: usize = 256;
+
+/// The longest wait for a connection that another request opens, in attempts: the one that a request finds under way, and the next,
+/// which stands for its own.
+const TURN_ATTEMPTS: u32 = 2;
 
 /// The shortest time between two warnings that the upstream cannot be reached.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
@@ -36,11 +40,17 @@ pub(crate) struct Upstream {
     pool: Arc<Pool>,
     /// The protocol of the last connection: [`UNKNOWN`], [`HTTP1`] or [`HTTP2`].
     protocol: AtomicU8,
-    /// Held while a connection opens that other requests will share instead of opening their own.
-    opening: Mutex<()>,
+    /// Held while a connection opens that other requests will share instead of opening their own. Keeps the failure of the last one.
+    opening: Mutex<Option<Failure>>,
     ready_places: Semaphore,
     /// The time of the last warning that the upstream cannot be reached.
     warned_at: std::sync::Mutex<Option<Instant>>,
+}
+
+/// An attempt to open a shared connection that has failed.
+struct Failure {
+    began: Instant,
+    error: ConnectError,
 }
 
 const UNKNOWN: u8 = 0;
@@ -81,28 +91,41 @@ impl Upstream {
     }
 
     /// Lends a new connection, or a shared one that another request has opened meanwhile.
+    ///
+    /// Where requests share connections, one of them opens the next and the others wait for it. Each attempt has all of
+    /// `connect_timeout`, however long its request has waited; and one that began while a request waited stands for its own.
     pub(crate) async fn open(&self, wanted: Wanted) -> Result<Lease, ConnectError> {
-        let progress = Progress::new();
-        let opening = async {
-            if wanted == Wanted::Http1 || self.protocol.load(Ordering::Acquire) == HTTP1 {
-                return self.connect(wanted, &progress).await;
-            }
-            let turn = self.opening.lock().await;
-            if let Some(connection) = self.take(wanted) {
-                return Ok(connection);
-            }
-            if self.protocol.load(Ordering::Acquire) == HTTP1 {
-                drop(turn);
-            }
-            self.connect(wanted, &progress).await
-        };
-        self.bounded(&progress, opening).await
+        if wanted == Wanted::Http1 || self.protocol.load(Ordering::Acquire) == HTTP1 {
+            return self.open_fresh(wanted).await;
+        }
+        let arrived = Instant::now();
+        let turn = timeout(self.settings.timeouts.connect * TURN_ATTEMPTS, self.opening.lock()).await;
+        let turn = turn.map_err(|_| ConnectError::Timeout(Stage::Turn));
+        let mut last_failure = turn.inspect_err(|error| self.warn(error))?;
+        if let Some(connection) = self.take(wanted) {
+            return Ok(self.lend(connection));
+        }
+        if let Some(failure) = last_failure.as_ref().filter(|failure| failure.began >= arrived) {
+            return Err(failure.error.clone());
+        }
+        if self.protocol.load(Ordering::Acquire) == HTTP1 {
+            drop(last_failure);
+            return self.open_fresh(wanted).await;
+        }
+        let began = Instant::now();
+        let opened = self.open_fresh(wanted).await;
+        *last_failure = opened.as_ref().err().map(|error| Failure { began, error: error.clone() });
+        opened
     }
 
     /// Lends a new connection.
     pub(crate) async fn open_fresh(&self, wanted: Wanted) -> Result<Lease, ConnectError> {
         let progress = Progress::new();
-        self.bounded(&progress, self.connect(wanted, &progress)).await
+        let opened = timeout(self.settings.timeouts.connect, self.connect(wanted, &progress)).await;
+        let opened = opened
+            .unwrap_or_else(|_| Err(ConnectError::Timeout(progress.stage())))
+            .inspect_err(|error| self.warn(error));
+        opened.map(|connection| self.lend(connection))
     }
 
     /// Takes a place among the waiting requests that hold a connection ready; `None` if all are taken.
@@ -132,18 +155,6 @@ impl Upstream {
         }
         self.pool.share(&connection);
         Ok(connection)
-    }
-
-    async fn bounded(
-        &self,
-        progress: &Progress,
-        opening: impl Future<Output = Result<Connection, ConnectError>>,
-    ) -> Result<Lease, ConnectError> {
-        let opened = timeout(self.settings.timeouts.connect, opening).await;
-        let opened = opened
-            .unwrap_or_else(|_| Err(ConnectError::Timeout(progress.stage())))
-            .inspect_err(|error| self.warn(error));
-        opened.map(|connection| self.lend(connection))
     }
 
     /// Logs why the upstream cannot be reached, but not for each of what may be thousands of requests.
