@@ -2,16 +2,24 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::join_all;
-use weir::config::model::Route;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use weir::config::model::{Http2, Retry, Route};
 
 use crate::support::{
-    Mood, Up, call, in_time, mirror, moody_upstream, tls_rule, weir,
+    Mood, Up, call, in_time, limiter, mirror, moody_upstream, tls_rule, weir,
 };
 
 const OK: &str = "HTTP/1.1 200 OK";
 const FAILED: &str = "HTTP/1.1 502 Bad Gateway";
 const GET: &str = "GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
+
+fn on_connect(attempts: u32) -> Retry {
+    Retry { attempts, on_connect: true, on_status: Vec::new(), body_bytes_max: 0, budget_ppm: None }
+}
 
 /// Sends ten requests while another one's attempt to connect is under way; returns the status lines of all, that one's first.
 async fn ten_behind_one(up: &Up, rule: Route) -> Vec<String> {
@@ -45,4 +53,46 @@ async fn requests_that_wait_for_a_connection_share_the_failure_to_open_it() {
     let answers = ten_behind_one(&up.0, rule).await;
     assert!(answers.iter().all(|answer| answer.starts_with(FAILED)), "{answers:?}");
     assert_eq!(up.0.connections(), 2, "the one under way when they arrived, and the next");
+}
+
+async fn closing(request: Request<Incoming>) -> Response<Full<Bytes>> {
+    let mut response = mirror(request).await;
+    response.headers_mut().insert("connection", "close".parse().unwrap());
+    response
+}
+
+/// Sends a request by the first connection, and then one that waits for its turn; returns the status line of that one, and the number
+/// of connections.
+async fn behind_another(retry: Option<Retry>, mood: fn(usize) -> Mood) -> (String, usize) {
+    let up = moody_upstream(mood, closing).await;
+    let mut rule = tls_rule("/", &up);
+    rule.upstream.http2 = Http2::Off;
+    rule.upstream.timeouts.connect = Duration::from_secs(1);
+    rule.limiters = vec![limiter("slow")];
+    rule.retry = retry;
+    let weir = weir(vec![rule]).await;
+    let answer = call(weir.address, GET).await;
+    assert!(answer.starts_with(OK), "{answer}");
+    let answer = call(weir.address, GET).await;
+    (answer.lines().next().unwrap_or_default().to_owned(), up.0.connections())
+}
+
+#[tokio::test]
+async fn a_failure_to_connect_before_the_turn_changes_nothing() {
+    let second = |number| if number == 2 { Mood::Refusing } else { Mood::Prompt };
+    assert_eq!(behind_another(None, second).await, (OK.to_owned(), 3));
+}
+
+#[tokio::test]
+async fn a_request_that_has_waited_connects_as_often_as_its_route_allows() {
+    let refusing = |number| if [2, 3].contains(&number) { Mood::Refusing } else { Mood::Prompt };
+    assert_eq!(behind_another(Some(on_connect(2)), refusing).await, (OK.to_owned(), 4));
+    assert_eq!(behind_another(None, refusing).await, (FAILED.to_owned(), 3));
+}
+
+#[tokio::test]
+async fn a_failure_to_connect_that_is_known_after_the_turn_is_the_first_attempt() {
+    let second = |number| if number == 2 { Mood::Silent } else { Mood::Prompt };
+    assert_eq!(behind_another(None, second).await, (FAILED.to_owned(), 2));
+    assert_eq!(behind_another(Some(on_connect(2)), second).await, (OK.to_owned(), 3));
 }

@@ -6,7 +6,7 @@
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
-use futures_util::future::{Either, try_select};
+use futures_util::future::{Either, select};
 use http::Request;
 use tokio::time::{Instant, timeout};
 
@@ -123,6 +123,9 @@ async fn has_left(early: &EarlyReading<'_>, permit: &mut Permit) -> bool {
 }
 
 /// Waits for the slot, which is near, and makes a connection ready for it.
+///
+/// A failure to open one before the slot changes nothing: the request keeps its turn, and connects then. After the slot it is the
+/// request's own failure.
 async fn turn(
     plan: &Plan,
     limiter_set: &LimiterSet,
@@ -134,21 +137,23 @@ async fn turn(
         return Ok((ticket.turn().await.map_err(refused)?, Ready::default()));
     };
     let turn = pin!(async { ticket.turn().await.map_err(refused) });
-    let ready = pin!(async {
-        let lease = match upstream.idle(plan.wanted()) {
-            Some(lease) => lease,
-            None => Box::pin(connect::open(plan, Needed::Any, deadline)).await?,
-        };
-        Ok(Ready::from(lease))
-    });
-    match try_select(turn, ready).await {
-        Ok(Either::Left((mut permit, ready))) => {
-            // Boxed, because waiting requests must stay small.
-            let ready = Box::pin(set_aside_while(&mut permit, ready)).await?;
-            Ok((permit, ready))
+    let opening = pin!(async {
+        match upstream.idle(plan.wanted()) {
+            Some(lease) => Ok(lease),
+            None => Box::pin(connect::open(plan, Needed::Any, deadline)).await,
         }
-        Ok(Either::Right((ready, turn))) => Ok((turn.await?, ready)),
-        Err(error) => Err(error.factor_first().0),
+    });
+    match select(turn, opening).await {
+        Either::Left((permit, opening)) => {
+            let mut permit = permit?;
+            // Boxed, because waiting requests must stay small.
+            let opened = Box::pin(set_aside_while(&mut permit, opening)).await;
+            Ok((permit, opened.map_or_else(Ready::failed, Ready::from)))
+        }
+        Either::Right((opened, turn)) => {
+            let ready = opened.map_or_else(|_| Ready::default(), Ready::from);
+            Ok((turn.await?, ready))
+        }
     }
 }
 

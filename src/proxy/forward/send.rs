@@ -37,7 +37,7 @@ pub(crate) type Sent = Result<(Response<Incoming>, Lease), ProxyError>;
 pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: &mut Record) -> Sent {
     let began = Instant::now();
     let upstream = &plan.route.upstream;
-    let (mut may_be_stale, mut lease) = match outgoing.ready.take().or_else(|| upstream.idle(plan.wanted())) {
+    let (mut may_be_stale, mut lease) = match outgoing.ready.take()?.or_else(|| upstream.idle(plan.wanted())) {
         Some(lease) => (true, lease),
         None => {
             let lease = connected(plan, client, &mut outgoing.permit, Needed::Any, record).await?;

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::connection::{Connection, SendError};
 use super::pool::Pool;
+use crate::proxy::error::ProxyError;
 use crate::proxy::messages::request_body::RequestBody;
 use crate::proxy::messages::upload::{Upload, UploadState};
 
@@ -83,26 +84,36 @@ impl Lease {
     }
 }
 
-/// A connection held ready for a waiting request, if there is one. A drop returns it to the pool.
+/// The connection held ready for a waiting request: one, none, or the failure to open one that was known only after the request's turn
+/// had come. A drop returns the connection to the pool.
 #[derive(Default)]
-pub(crate) struct Ready(Option<Lease>);
+pub(crate) struct Ready(Option<Result<Lease, Box<ProxyError>>>);
 
 impl Ready {
-    /// Takes the connection, if it is still open.
-    pub(crate) fn take(&mut self) -> Option<Lease> {
-        self.0.take().and_then(|mut lease| lease.is_open().then_some(lease))
+    /// Creates the failure to open a connection.
+    pub(crate) fn failed(error: ProxyError) -> Ready {
+        Ready(Some(Err(Box::new(error))))
+    }
+
+    /// Takes the connection, if there is one and it is still open.
+    ///
+    /// # Errors
+    /// The failure to open one.
+    pub(crate) fn take(&mut self) -> Result<Option<Lease>, ProxyError> {
+        let lease = self.0.take().transpose().map_err(|error| *error)?;
+        Ok(lease.and_then(|mut lease| lease.is_open().then_some(lease)))
     }
 }
 
 impl From<Lease> for Ready {
     fn from(lease: Lease) -> Ready {
-        Ready(Some(lease))
+        Ready(Some(Ok(lease)))
     }
 }
 
 impl Drop for Ready {
     fn drop(&mut self) {
-        if let Some(lease) = self.0.take() {
+        if let Some(Ok(lease)) = self.0.take() {
             lease.release();
         }
     }
