@@ -106,6 +106,42 @@ async fn bodies_stream_both_ways_piece_by_piece() {
     }
 }
 
+/// Sends a request over HTTP/2 whose body, if it has one, has no announced length; returns what the upstream got.
+async fn by_http2(weir: &Weir, method: &str, body: Option<&'static str>) -> String {
+    let socket = TcpStream::connect(weir.address).await.unwrap();
+    let (client, connection) = h2::client::handshake(socket).await.unwrap();
+    tokio::spawn(connection);
+    let mut client = in_time(client.ready()).await.unwrap();
+    let uri = format!("http://{}/x", weir.address);
+    let request = Request::builder().method(method).uri(uri).body(()).unwrap();
+    let (response, mut sending) = client.send_request(request, body.is_none()).unwrap();
+    if let Some(body) = body {
+        sending.send_data(Bytes::from(body), true).unwrap();
+    }
+    let mut incoming = in_time(response).await.unwrap().into_body();
+    let mut seen = Vec::new();
+    while let Some(piece) = in_time(incoming.data()).await {
+        seen.extend(piece.unwrap());
+    }
+    String::from_utf8(seen).unwrap()
+}
+
+#[tokio::test]
+async fn a_body_of_unknown_length_passes_whatever_the_method() {
+    let up = upstream(mirror).await;
+    let weir = weir(vec![rule("/", &up)]).await;
+    for method in ["GET", "DELETE", "POST"] {
+        let request = format!(
+            "{method} /x HTTP/1.1\r\nHost: weir\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n\
+             5\r\nhello\r\n0\r\n\r\n"
+        );
+        for seen in [call(weir.address, &request).await, by_http2(&weir, method, Some("hello")).await] {
+            assert!(seen.contains(&format!("HTTP/1.1 {method} /x\n")) && seen.ends_with("hello"), "{seen}");
+            assert!(seen.contains("transfer-encoding: chunked\n"), "{seen}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn trailers_pass_both_ways() {
     let up = upstream(|request: Request<Incoming>| async move {

@@ -3,12 +3,13 @@
 //! Knows nothing of routes and connections.
 
 use bytes::BytesMut;
-use http::header::{CONNECTION, COOKIE, HOST, TE, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, TE, TRANSFER_ENCODING, UPGRADE};
 use http::uri::{Authority, Scheme};
 use http::{HeaderMap, HeaderValue, Request, Uri, Version};
+use http_body::Body;
 
-/// Gives a request the form of HTTP/1.1: a path and `Host`. A request that has it already stays as it is.
-pub(crate) fn to_http1<B>(request: &mut Request<B>) {
+/// Gives a request the form of HTTP/1.1: a path, `Host`, and the length of its body. A request that has it already stays as it is.
+pub(crate) fn to_http1<B: Body>(request: &mut Request<B>) {
     *request.version_mut() = Version::HTTP_11;
     if let Some(authority) = request.uri().authority() {
         let host = HeaderValue::from_str(authority.as_str());
@@ -21,13 +22,23 @@ pub(crate) fn to_http1<B>(request: &mut Request<B>) {
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
     }
     join_cookies(headers);
+    frame_body(request);
 }
 
-/// Gives a request the form of HTTP/2: a whole URI and no `Host`. A request that has it already stays as it is.
+/// Frames a body where hyper does not: it sends no body of unknown length with a GET or a HEAD.
+fn frame_body<B: Body>(request: &mut Request<B>) {
+    let is_framed = request.headers().contains_key(CONTENT_LENGTH);
+    if !is_framed && !request.body().is_end_stream() && request.body().size_hint().exact().is_none() {
+        request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
+}
+
+/// Gives a request the form of HTTP/2: a whole URI, no `Host`, and no transfer coding. A request that has it already stays as it is.
 pub(crate) fn to_http2<B>(request: &mut Request<B>, scheme: Scheme) {
     *request.version_mut() = Version::HTTP_2;
     request.headers_mut().remove(CONNECTION);
     request.headers_mut().remove(UPGRADE);
+    request.headers_mut().remove(TRANSFER_ENCODING);
     let host = request.headers_mut().remove(HOST).and_then(|host| Authority::try_from(host.as_bytes()).ok());
     if let Some(authority) = host {
         let mut parts = std::mem::take(request.uri_mut()).into_parts();
