@@ -143,6 +143,20 @@ async fn a_body_of_unknown_length_passes_whatever_the_method() {
 }
 
 #[tokio::test]
+async fn a_request_without_a_body_has_a_length_where_its_method_expects_one() {
+    let up = upstream(mirror).await;
+    let weir = weir(vec![rule("/", &up)]).await;
+    for (method, has_length) in
+        [("POST", true), ("PUT", true), ("PATCH", true), ("GET", false), ("DELETE", false)]
+    {
+        let seen = by_http2(&weir, method, None).await;
+        assert!(seen.contains(&format!("HTTP/1.1 {method} /x\n")), "{seen}");
+        assert_eq!(seen.contains("content-length: 0\n"), has_length, "{seen}");
+        assert!(!seen.contains("transfer-encoding"), "{seen}");
+    }
+}
+
+#[tokio::test]
 async fn trailers_pass_both_ways() {
     let up = upstream(|request: Request<Incoming>| async move {
         let mut trailers = request.into_body().collect().await.unwrap().trailers().cloned().unwrap();

@@ -5,7 +5,7 @@
 use bytes::BytesMut;
 use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, TE, TRANSFER_ENCODING, UPGRADE};
 use http::uri::{Authority, Scheme};
-use http::{HeaderMap, HeaderValue, Request, Uri, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 use http_body::Body;
 
 /// Gives a request the form of HTTP/1.1: a path, `Host`, and the length of its body. A request that has it already stays as it is.
@@ -25,10 +25,17 @@ pub(crate) fn to_http1<B: Body>(request: &mut Request<B>) {
     frame_body(request);
 }
 
-/// Frames a body where hyper does not: it sends no body of unknown length with a GET or a HEAD.
+/// Frames a body where hyper does not: it sends no body of unknown length with a GET or a HEAD, and no length with a POST that has no
+/// body, which some servers refuse (RFC 9110, 8.6).
 fn frame_body<B: Body>(request: &mut Request<B>) {
-    let is_framed = request.headers().contains_key(CONTENT_LENGTH);
-    if !is_framed && !request.body().is_end_stream() && request.body().size_hint().exact().is_none() {
+    if request.headers().contains_key(CONTENT_LENGTH) {
+        return;
+    }
+    if request.body().is_end_stream() {
+        if [Method::POST, Method::PUT, Method::PATCH].contains(request.method()) {
+            request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+        }
+    } else if request.body().size_hint().exact().is_none() {
         request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
 }
