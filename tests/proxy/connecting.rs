@@ -1,16 +1,17 @@
 //! Connections that cannot be opened, and the requests that wait for them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use tokio::net::TcpListener;
 use weir::config::model::{Http2, Retry, Route};
 
 use crate::support::{
-    Mood, Up, call, in_time, limiter, mirror, moody_upstream, tls_rule, weir,
+    Mood, Up, call, in_time, limiter, mirror, moody_upstream, rule, tls_rule, weir,
 };
 
 const OK: &str = "HTTP/1.1 200 OK";
@@ -95,4 +96,17 @@ async fn a_failure_to_connect_that_is_known_after_the_turn_is_the_first_attempt(
     let second = |number| if number == 2 { Mood::Silent } else { Mood::Prompt };
     assert_eq!(behind_another(None, second).await, (FAILED.to_owned(), 2));
     assert_eq!(behind_another(Some(on_connect(2)), second).await, (OK.to_owned(), 3));
+}
+
+#[tokio::test]
+async fn attempts_to_connect_are_spaced_without_a_limiter_too() {
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let mut rule = rule("/", nobody);
+    rule.retry = Some(on_connect(4));
+    let weir = weir(vec![rule]).await;
+    let began = Instant::now();
+    let answer = call(weir.address, GET).await;
+    assert!(answer.starts_with(FAILED), "{answer}");
+    // 25 ms, 50 ms and 100 ms.
+    assert!(began.elapsed() >= Duration::from_millis(175), "after {:?}", began.elapsed());
 }

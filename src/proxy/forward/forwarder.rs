@@ -370,11 +370,13 @@ fn retries<'plan>(plan: &'plan Plan, outgoing: &Outgoing) -> Option<Retries<'pla
     if let Some(ppm) = rule.budget_ppm {
         budget.add(ppm);
     }
-    let wait = plan.wait_left(outgoing.permit.as_ref().map_or(Duration::ZERO, Permit::waited));
+    let waited = outgoing.permit.as_ref().map_or(Duration::ZERO, Permit::waited);
+    // Without a limiter the client's patience alone bounds the pauses.
+    let wait = plan.route.limiter_set.as_ref().map(|_| plan.wait_left(waited)).or(plan.demand.wait_max);
     Retries::of(rule, budget, &outgoing.head, wait).filter(|_| plan.upgrade.is_none())
 }
 
-/// Sends the request as often as it needs and may.
+/// Sends the request as often as it needs and may. Where another attempt gets no permit within the wait, the last result stands.
 async fn attempts(
     plan: &Plan,
     client: &Client,
@@ -387,57 +389,71 @@ async fn attempts(
     while outgoing.can_be_repeated()
         && let Some(reason) = retries.take(sent.as_ref().map(|(response, _)| response.status()))
     {
-        if let Some(permit) = &mut outgoing.permit {
-            // The last attempt has found no connection, and needed no permit.
-            let pause = async {
-                set_aside_while(permit, pin!(sleep(retries.pause()))).await;
-                connect::arrives(plan)
-            };
-            match while_wanted(client, pin!(pause)).await {
+        if matches!(sent, Err(ProxyError::UpstreamConnect(_))) {
+            match pause(plan, client, outgoing, retries.pause()).await {
                 Ok(()) => {}
-                Err(ProxyError::ClientGone) => {
-                    sent = Err(ProxyError::ClientGone);
-                    break;
-                }
+                Err(ProxyError::ClientGone) => return Err(ProxyError::ClientGone),
                 Err(_) => break,
             }
-            plan.route.metrics.retried(&reason);
-            match attempt(plan, client, outgoing, record).await {
-                // Its slot has passed meanwhile, and there is no other within the wait.
+        }
+        if outgoing.permit.is_none() {
+            match readmit(plan, client, outgoing, record, retries.wait()).await {
+                Ok(()) => {}
                 Err(ProxyError::Refused { refusal, .. }) => {
                     record.permits_refused(refusal.limiter());
                     break;
                 }
-                again => sent = again,
-            }
-            continue;
-        }
-        // Nobody reads the body: what it would decide is decided without it, so that the next attempt waits for the pause.
-        outgoing.feedback.body_rules = None;
-        let demand = Demand { wait_max: Some(retries.wait()), ..plan.demand.clone() };
-        record.count_permits();
-        match admit(plan, client, &mut outgoing.head, &demand, record).await {
-            Ok((permit, ready)) => {
-                (outgoing.permit, outgoing.ready) = (permit, ready);
-                outgoing.feedback = Feedback::default();
-            }
-            // Without a permit within the wait, the client gets the last result.
-            Err(ProxyError::Refused { refusal, .. }) => {
-                record.permits_refused(refusal.limiter());
-                break;
-            }
-            Err(ProxyError::UpstreamUnavailable { .. } | ProxyError::Draining) => break,
-            Err(error) => {
-                sent = Err(error);
-                continue;
+                Err(ProxyError::UpstreamUnavailable { .. } | ProxyError::Draining) => break,
+                Err(error) => return Err(error),
             }
         }
         plan.route.metrics.retried(&reason);
-        // Dropping the result closes the connection of the last response, unless that is shared.
-        drop(sent);
-        sent = attempt(plan, client, outgoing, record).await;
+        // Dropping a response closes its connection, unless that is shared.
+        let last = sent.err();
+        sent = match (attempt(plan, client, outgoing, record).await, last) {
+            // The slot of the permit has passed meanwhile, and there is no other within the wait.
+            (Err(ProxyError::Refused { refusal, .. }), Some(last)) => {
+                record.permits_refused(refusal.limiter());
+                return Err(last);
+            }
+            (again, _) => again,
+        };
     }
     sent
+}
+
+/// Waits before another connection is tried. The permit, if there is one, was not spent, and others go before it meanwhile.
+async fn pause(
+    plan: &Plan,
+    client: &Client,
+    outgoing: &mut Outgoing,
+    pause: Duration,
+) -> Result<(), ProxyError> {
+    let pausing = async {
+        match &mut outgoing.permit {
+            Some(permit) => set_aside_while(permit, pin!(sleep(pause))).await,
+            None => sleep(pause).await,
+        }
+        connect::arrives(plan)
+    };
+    while_wanted(client, pin!(pausing)).await
+}
+
+/// Takes another permit for a request whose last one was spent.
+async fn readmit(
+    plan: &Plan,
+    client: &Client,
+    outgoing: &mut Outgoing,
+    record: &mut Record,
+    wait_max: Duration,
+) -> Result<(), ProxyError> {
+    // Nobody reads the body: what it would decide is decided without it, so that the next attempt waits for the pause.
+    outgoing.feedback.body_rules = None;
+    let demand = Demand { wait_max: Some(wait_max), ..plan.demand.clone() };
+    record.count_permits();
+    (outgoing.permit, outgoing.ready) = admit(plan, client, &mut outgoing.head, &demand, record).await?;
+    outgoing.feedback = Feedback::default();
+    Ok(())
 }
 
 /// Sends the request once, and ends the attempt in the trace.

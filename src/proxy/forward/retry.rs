@@ -26,26 +26,27 @@ pub(crate) struct Retries<'route> {
     rule: &'route Retry,
     budget: &'route RetryBudget,
     left: u32,
-    /// The end of the wait of all attempts together.
-    deadline: Instant,
+    /// The end of the wait of all attempts together, if it has one.
+    deadline: Option<Instant>,
 }
 
 impl<'route> Retries<'route> {
-    /// Returns the attempts of a request whose waits may add up to `wait`; `None` if sending it twice may do harm.
+    /// Returns the attempts of a request whose waits may add up to `wait`, if they are bounded; `None` if sending it twice may do harm.
     pub(crate) fn of<B>(
         rule: &'route Retry,
         budget: &'route RetryBudget,
         request: &Request<B>,
-        wait: Duration,
+        wait: Option<Duration>,
     ) -> Option<Retries<'route>> {
         let is_harmless = request.method().is_idempotent() || request.headers().contains_key(IDEMPOTENCY_KEY);
-        let (left, deadline) = (rule.attempts - 1, Instant::now() + wait);
+        let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
+        let left = rule.attempts - 1;
         is_harmless.then_some(Retries { rule, budget, left, deadline })
     }
 
     /// Returns the rest of the wait.
     pub(crate) fn wait(&self) -> Duration {
-        self.deadline.saturating_duration_since(Instant::now())
+        self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
     /// Returns how long to wait before an attempt that takes no permit of its own: twice as long each time.
