@@ -146,3 +146,23 @@ async fn a_drain_ends_in_time() {
     assert_eq!(in_time(weir.served).await.unwrap(), Drained::Cut);
     in_time(weir.proxy.close()).await;
 }
+
+#[tokio::test]
+async fn a_stream_ends_whose_client_does_not_take_the_last_piece() {
+    let up = upstream(mirror).await;
+    let weir =
+        Weir::start(vec![rule("/a", &up)], |server| server.write_timeout = Duration::from_millis(300)).await;
+    let socket = TcpStream::connect(weir.address).await.unwrap();
+    let (client, connection) =
+        h2::client::Builder::new().initial_window_size(0).handshake::<_, Bytes>(socket).await.unwrap();
+    tokio::spawn(connection);
+    let mut client = in_time(client.ready()).await.unwrap();
+    // One from the upstream, and one from weir itself.
+    for (path, status) in [("/a", 200), ("/missing", 404)] {
+        let request = Request::get(format!("http://{}{path}", weir.address)).body(()).unwrap();
+        let response = in_time(client.send_request(request, true).unwrap().0).await.unwrap();
+        assert_eq!(response.status(), status);
+        let piece = in_time(response.into_body().data()).await;
+        assert!(piece.as_ref().is_some_and(|piece| piece.is_err()), "{path}: {piece:?}");
+    }
+}

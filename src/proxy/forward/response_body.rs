@@ -202,13 +202,16 @@ impl http_body::Body for ResponseBody {
                     }
                     // A body of one piece holds no more than that.
                     Some(Ok(frame)) if !incoming.is_end_stream() => {
-                        stall::hands_over();
                         Some(Ok(frame.map_data(|bytes| held.hold(bytes))))
                     }
                     frame => frame,
                 }
             }
         };
+        if matches!(frame, Some(Ok(_))) {
+            // The last piece may wait for its client, too, and with it the connection that it came by.
+            stall::hands_over();
+        }
         // Nobody asks for what comes behind trailers.
         if frame.as_ref().is_none_or(|frame| frame.as_ref().is_ok_and(Frame::is_trailers)) {
             body.settle(End::Complete);

@@ -1,8 +1,8 @@
 //! Ends a stream of HTTP/2 whose client takes nothing.
 //!
 //! The kernel sees a client that takes no byte of a connection ([`super::stream`]). But a client of HTTP/2 can read the connection and
-//! still take nothing of a stream. hyper then does not ask the stream's body for a further piece, so the body cannot notice, and its
-//! task does. Knows nothing of requests.
+//! still take nothing of a stream. hyper then keeps the piece that it has and does not ask the stream's body for a further one, so the
+//! body cannot notice, and its task does. Knows nothing of requests.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -21,7 +21,7 @@ tokio::task_local! {
     static TURNS: Arc<AtomicU64>;
 }
 
-/// Notes that the current task's body hands over a piece that is not the last.
+/// Notes that the current task's body hands over a piece. Behind the last one the task ends when the client has room for it.
 pub(crate) fn hands_over() {
     let _ = TURNS.try_with(|turns| turns.fetch_or(1, Ordering::Relaxed));
 }
