@@ -166,3 +166,39 @@ async fn a_stream_ends_whose_client_does_not_take_the_last_piece() {
         assert!(piece.as_ref().is_some_and(|piece| piece.is_err()), "{path}: {piece:?}");
     }
 }
+
+/// Reads frames of HTTP/2 until one of this kind; false if the connection ends first.
+async fn read_until(socket: &mut TcpStream, kind: u8) -> bool {
+    let mut head = [0; 9];
+    while socket.read_exact(&mut head).await.is_ok() {
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+        socket.read_exact(&mut vec![0; length]).await.unwrap();
+        if head[3] == kind {
+            return true;
+        }
+    }
+    false
+}
+
+const HEADERS_FRAME: u8 = 1;
+const GOAWAY_FRAME: u8 = 7;
+
+#[tokio::test]
+async fn a_request_that_crosses_the_end_of_an_idle_connection_is_answered() {
+    let up = upstream(|_: Request<Incoming>| async {
+        // Longer than an idle connection has to close.
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        Response::new(Full::new(Bytes::from("done")))
+    })
+    .await;
+    let weir =
+        Weir::start(vec![rule("/", &up)], |server| server.idle_timeout = Duration::from_millis(200)).await;
+    let mut client = TcpStream::connect(weir.address).await.unwrap();
+    client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    assert!(in_time(read_until(&mut client, GOAWAY_FRAME)).await, "it is told");
+    // `GET http://weir/` on the first stream, in HPACK's static table but for the authority.
+    client.write_all(b"\0\0\x09\x01\x05\0\0\0\x01\x82\x86\x84\x41\x04weir").await.unwrap();
+    assert!(in_time(read_until(&mut client, HEADERS_FRAME)).await, "it is answered");
+    assert_eq!(up.requests(), 1);
+    assert!(!in_time(read_until(&mut client, u8::MAX)).await, "it is closed");
+}

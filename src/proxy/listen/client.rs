@@ -21,6 +21,9 @@ use crate::proxy::net::unread::Unread;
 /// the client learns with the answer that the connection ends.
 const LAST_REQUEST_TIME: Duration = Duration::from_secs(1);
 
+/// The time in which a connection without a request must close, once it has been silent for too long.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// The steps of shutdown, in this order, for all connections.
 #[derive(Clone, Default)]
 pub(crate) struct Signals {
@@ -206,6 +209,16 @@ impl Activity {
             }
             Phase::Head { since } => Silence::EndsAt(since + server.header_timeout),
             Phase::Busy { checked_at, .. } => Silence::CheckAt(checked_at + server.idle_timeout),
+        }
+    }
+
+    /// Returns the deadline of a connection that closes since `closing_since`: it answers the requests that were on their way.
+    pub(crate) fn close_deadline(&self, closing_since: Instant) -> Silence {
+        match *self.lock() {
+            Phase::New { since } | Phase::Idle { since } | Phase::Head { since } => {
+                Silence::EndsAt(since.max(closing_since) + CLOSE_TIME_MAX)
+            }
+            Phase::Busy { checked_at, .. } => Silence::CheckAt(checked_at + CLOSE_TIME_MAX),
         }
     }
 

@@ -54,8 +54,6 @@ const HTTP2_ERROR_RESETS_MAX: usize = 1024;
 /// The interval of PINGs to a client with requests under way, and the time to answer one.
 const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
 const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// The time in which a connection that was silent for too long must close.
-const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, service: S) {
@@ -161,7 +159,7 @@ fn http2(server: &Server, begun: Begun) -> http2::Builder<Begun> {
 }
 
 /// Polls a connection to its end, and ends it after a silence or at shutdown. After `finish` it accepts no further request; requests
-/// under way go on.
+/// under way, and those that a client of HTTP/2 sends before it knows, go on.
 ///
 /// At shutdown an HTTP/2 client learns at once that it may send no further request. A client of HTTP/1 learns it with its last
 /// response: closing an idle connection would break a request that is on its way.
@@ -176,12 +174,9 @@ async fn drive<C: Future>(
     let mut alarm = Alarm::default();
     let mut drain = Driver::new(Box::pin(client.signals.drain.clone().cancelled_owned()));
     let mut cut = Driver::new(Box::pin(client.signals.cut.clone().cancelled_owned()));
-    let mut draining_since = None;
+    let (mut draining_since, mut closing_since) = (None, None);
     let mut finishing = protocol == Protocol::Http1;
-    let too_silent = poll_fn(|context| {
-        if connection.advance(context).is_ready() || cut.poll(context).is_ready() {
-            return Poll::Ready(false);
-        }
+    poll_fn(|context| {
         if draining_since.is_none() && drain.poll(context).is_ready() {
             draining_since = Some(Instant::now());
         }
@@ -190,18 +185,24 @@ async fn drive<C: Future>(
             connection.change(&finish);
         }
         loop {
-            let silence = client.activity.silence(server, draining_since);
+            if connection.advance(context).is_ready() || cut.poll(context).is_ready() {
+                return Poll::Ready(());
+            }
+            let silence = match closing_since {
+                None => client.activity.silence(server, draining_since),
+                Some(since) => client.activity.close_deadline(since),
+            };
             ready!(alarm.poll(context, silence.deadline()));
             match silence {
-                Silence::EndsAt(_) if client.has_sent() => {}
-                Silence::EndsAt(_) => return Poll::Ready(true),
                 Silence::CheckAt(_) => client.activity.checked(Instant::now()),
+                Silence::EndsAt(_) if closing_since.is_some() => return Poll::Ready(()),
+                Silence::EndsAt(_) if client.has_sent() => {}
+                Silence::EndsAt(_) => {
+                    closing_since = Some(Instant::now());
+                    connection.change(&finish);
+                }
             }
         }
-    });
-    if too_silent.await {
-        let mut connection = connection.into_inner();
-        finish(connection.as_mut());
-        let _ = timeout(CLOSE_TIME_MAX, connection.as_mut()).await;
-    }
+    })
+    .await;
 }
