@@ -7,9 +7,9 @@ use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use weir::config::model::Http2;
-use weir::proxy::Drained;
+use tokio::net::{TcpSocket, TcpStream};
+use weir::config::model::{Http2, Server};
+use weir::proxy::{Drained, Reach};
 
 use crate::support::{Weir, call, in_time, mirror, read_head, rule, scripted_upstream, upstream, weir};
 
@@ -201,4 +201,36 @@ async fn a_request_that_crosses_the_end_of_an_idle_connection_is_answered() {
     assert!(in_time(read_until(&mut client, HEADERS_FRAME)).await, "it is answered");
     assert_eq!(up.requests(), 1);
     assert!(!in_time(read_until(&mut client, u8::MAX)).await, "it is closed");
+}
+
+#[tokio::test]
+async fn an_idle_timeout_cuts_no_response_that_its_client_takes_slowly() {
+    /// `server.idle_timeout`, and the time in which a connection must close.
+    const CUT_AFTER: Duration = Duration::from_millis(200 + 1000);
+    let up = upstream(|request: Request<Incoming>| async move {
+        let length = request.uri().path()[1..].parse().unwrap();
+        Response::new(Full::new(Bytes::from(vec![b'x'; length])))
+    })
+    .await;
+    let listener = TcpSocket::new_v4().unwrap();
+    listener.set_send_buffer_size(4096).unwrap();
+    listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = listener.listen(1024).unwrap();
+    let adjust = |server: &mut Server| server.idle_timeout = Duration::from_millis(200);
+    let weir = Weir::start_at(listener, vec![rule("/", &up)], adjust, Reach::default());
+    // Of some of these the kernel has taken so much that weir has given hyper the rest.
+    let calls = (1..=48).map(|step| step * 4096).map(async |length: usize| {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        let mut client = socket.connect(weir.address).await.unwrap();
+        client.write_all(format!("GET /{length} HTTP/1.1\r\nHost: weir\r\n\r\n").as_bytes()).await.unwrap();
+        // It reads nothing for longer than an idle connection stays open.
+        tokio::time::sleep(CUT_AFTER + CUT_AFTER / 2).await;
+        let head = read_head(&mut client).await;
+        let read = in_time(client.read_exact(&mut vec![0; length])).await;
+        (length, head.starts_with("HTTP/1.1 200") && read.is_ok())
+    });
+    let answers = futures_util::future::join_all(calls).await;
+    let cut: Vec<_> = answers.iter().filter(|(_, is_whole)| !is_whole).collect();
+    assert!(cut.is_empty(), "{cut:?}");
 }

@@ -68,6 +68,17 @@ impl Weir {
     }
 
     async fn start_reaching(routes: Vec<Route>, adjust: impl FnOnce(&mut Server), reach: Reach) -> Weir {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Weir::start_at(listener, routes, adjust, reach)
+    }
+
+    /// Starts a proxy that listens here.
+    pub(crate) fn start_at(
+        listener: TcpListener,
+        routes: Vec<Route>,
+        adjust: impl FnOnce(&mut Server),
+        reach: Reach,
+    ) -> Weir {
         let mut server = Server {
             tls: None,
             allow: None,
@@ -91,7 +102,6 @@ impl Weir {
         let proxy =
             Proxy::new(metrics, Usage::default(), Spans::default(), &config, &prepared, reach).unwrap();
         prepared.commit();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
         let served = tokio::spawn(serve(listener, proxy.clone(), shutdown.clone()));

@@ -3,6 +3,7 @@
 //! Reads nothing from the connection.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -118,7 +119,11 @@ impl Client {
 }
 
 /// The phase of a client's connection, for its timeouts.
-pub(crate) struct Activity(Mutex<Phase>);
+pub(crate) struct Activity {
+    phase: Mutex<Phase>,
+    /// True while the end of a response waits until the client takes some of it.
+    is_writing: AtomicBool,
+}
 
 enum Phase {
     /// An HTTP/2 connection without a request so far.
@@ -136,7 +141,7 @@ enum Phase {
 pub(crate) enum Silence {
     /// The connection has then been silent for too long.
     EndsAt(Instant),
-    /// Requests are under way, and the phase must be checked again then.
+    /// Requests are under way or being answered, and the phase must be checked again then.
     CheckAt(Instant),
 }
 
@@ -152,11 +157,12 @@ impl Silence {
 impl Activity {
     /// Returns the phase in which the first head is expected, which a client that has just connected has still to send.
     fn new() -> Activity {
-        Activity(Mutex::new(Phase::Head { since: Instant::now() }))
+        let phase = Mutex::new(Phase::Head { since: Instant::now() });
+        Activity { phase, is_writing: AtomicBool::new(false) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Phase> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that HTTP/2 begins.
@@ -181,6 +187,16 @@ impl Activity {
         }
     }
 
+    /// Notes whether bytes wait for the client, which is not idle before it has taken them.
+    pub(crate) fn writes(&self, is_writing: bool) {
+        if self.is_writing.load(Ordering::Relaxed) != is_writing {
+            self.is_writing.store(is_writing, Ordering::Relaxed);
+            if let Phase::Idle { since } = &mut *self.lock() {
+                *since = Instant::now();
+            }
+        }
+    }
+
     /// Notes that a request has begun.
     pub(crate) fn began(&self, now: Instant) {
         let mut phase = self.lock();
@@ -202,6 +218,10 @@ impl Activity {
     /// Returns the deadline of the current phase. `draining_since` is the beginning of the shutdown.
     pub(crate) fn silence(&self, server: &Server, draining_since: Option<Instant>) -> Silence {
         match *self.lock() {
+            // The kernel bounds the time for which a client may take nothing.
+            Phase::Idle { since } if self.is_writing.load(Ordering::Relaxed) => {
+                Silence::CheckAt(since + server.idle_timeout)
+            }
             Phase::New { since } | Phase::Idle { since } => {
                 let end = since + server.idle_timeout;
                 let last = draining_since.map(|draining| since.max(draining) + LAST_REQUEST_TIME);
@@ -222,10 +242,11 @@ impl Activity {
         }
     }
 
-    /// Moves the check to be made while requests are under way to `now`.
+    /// Moves the check to be made while requests are under way, or being answered, to `now`.
     pub(crate) fn checked(&self, now: Instant) {
-        if let Phase::Busy { checked_at, .. } = &mut *self.lock() {
-            *checked_at = now;
+        match &mut *self.lock() {
+            Phase::Busy { checked_at: checked, .. } | Phase::Idle { since: checked } => *checked = now,
+            Phase::New { .. } | Phase::Head { .. } => {}
         }
     }
 }

@@ -30,10 +30,20 @@ pub(crate) struct ClientIo {
 
 /// The watch over the bytes of a client.
 pub(crate) enum Watch {
-    /// HTTP/1: notes the beginning of a head, and finds the first line of another protocol.
+    /// HTTP/1: notes the beginning of a head, and writes that wait, and finds the first line of another protocol.
     Http1(Arc<Client>, FirstLine),
     /// HTTP/2: finds frames that h2 would let pass, and adds to those that it writes.
     Http2(Box<Frames>, ReadAhead, OwnFrames),
+}
+
+impl Watch {
+    /// Notes whether a write waits for the client, and returns its result.
+    fn wrote<T>(&self, written: Poll<T>) -> Poll<T> {
+        if let Watch::Http1(client, _) = self {
+            client.activity.writes(written.is_pending());
+        }
+        written
+    }
 }
 
 impl ClientIo {
@@ -99,7 +109,10 @@ impl AsyncWrite for ClientIo {
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
         match ready!(self.poll_before(context, bytes))? {
-            0 => Pin::new(&mut self.wire).poll_write(context, bytes),
+            0 => {
+                let written = Pin::new(&mut self.wire).poll_write(context, bytes);
+                self.watch.wrote(written)
+            }
             taken => Poll::Ready(Ok(taken)),
         }
     }
@@ -110,7 +123,10 @@ impl AsyncWrite for ClientIo {
         pieces: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
         match ready!(self.poll_before(context, pieces.first().map_or(&[][..], |first| first)))? {
-            0 => Pin::new(&mut self.wire).poll_write_vectored(context, pieces),
+            0 => {
+                let written = Pin::new(&mut self.wire).poll_write_vectored(context, pieces);
+                self.watch.wrote(written)
+            }
             taken => Poll::Ready(Ok(taken)),
         }
     }
@@ -124,7 +140,9 @@ impl AsyncWrite for ClientIo {
         if let Watch::Http2(frames, _, own) = &mut this.watch {
             ready!(own.poll_flush(Pin::new(&mut this.wire), context, |stream| frames.is_over(stream)))?;
         }
-        Pin::new(&mut this.wire).poll_flush(context)
+        // TLS takes bytes that the client has not taken yet.
+        let flushed = Pin::new(&mut this.wire).poll_flush(context);
+        this.watch.wrote(flushed)
     }
 
     /// Closes the sending side. Over HTTP/1, what a client is still sending is then read to its end, within bounds.
