@@ -1,17 +1,20 @@
-//! Connections that cannot be opened, and the requests that wait for them.
+//! Connections that cannot be opened, or are lost, and the requests that wait for them.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::net::TcpListener;
 use weir::config::model::{Http2, Retry, Route};
 
 use crate::support::{
-    Mood, Up, call, in_time, limiter, mirror, moody_upstream, rule, tls_rule, weir,
+    Mood, Up, call, http2_client, in_time, limiter, mirror, moody_upstream, rule, scripted_upstream, speak,
+    tls_rule, weir,
 };
 
 const OK: &str = "HTTP/1.1 200 OK";
@@ -109,4 +112,42 @@ async fn attempts_to_connect_are_spaced_without_a_limiter_too() {
     assert!(answer.starts_with(FAILED), "{answer}");
     // 25 ms, 50 ms and 100 ms.
     assert!(began.elapsed() >= Duration::from_millis(175), "after {:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn requests_that_lose_a_shared_connection_share_the_next() {
+    const REQUESTS: usize = 50;
+    let connections = Arc::new(AtomicUsize::new(0));
+    let up = scripted_upstream(move |socket, up| {
+        let is_first = connections.fetch_add(1, Ordering::SeqCst) == 0;
+        async move {
+            if !is_first {
+                return speak(socket, up, mirror).await;
+            }
+            let mut connection = h2::server::handshake(socket).await.unwrap();
+            let mut taken = Vec::new();
+            while taken.len() < REQUESTS
+                && let Some(Ok((request, mut respond))) = connection.accept().await
+            {
+                if request.uri().path() == "/first" {
+                    respond.send_response(Response::new(()), true).unwrap();
+                } else {
+                    taken.push(respond);
+                }
+            }
+        }
+    })
+    .await;
+    let mut rule = rule("/", &up);
+    rule.upstream.http2 = Http2::PriorKnowledge;
+    let weir = weir(vec![rule]).await;
+    let client = http2_client(weir.address).await;
+    let get = async |path: &str| {
+        let request = Request::get(format!("http://{}{path}", weir.address)).body(Full::default()).unwrap();
+        client.clone().send_request(request).await.unwrap().status()
+    };
+    assert_eq!(in_time(get("/first")).await, StatusCode::OK);
+    let statuses = in_time(join_all((0..REQUESTS).map(|_| get("/")))).await;
+    assert!(statuses.iter().all(|status| *status == StatusCode::OK), "{statuses:?}");
+    assert_eq!(up.connections(), 2);
 }

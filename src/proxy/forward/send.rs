@@ -1,4 +1,4 @@
-//! Sends a request by one connection, or by a fresh one if the first was closed meanwhile, and waits for the head of its response.
+//! Sends a request by one connection, or by another if the first was closed meanwhile, and waits for the head of its response.
 //!
 //! Decides nothing about attempts that follow a response: [`super::retry`] does.
 
@@ -30,14 +30,15 @@ pub(crate) type Sent = Result<(Response<Incoming>, Lease), ProxyError>;
 
 /// Sends the request and waits for the head of its response.
 ///
-/// If nothing was written because the connection had been closed, the request is sent by a fresh connection with the same permit.
+/// If nothing was written because the connection had been closed, the request is sent by another connection with the same permit.
 /// If the upstream closed the connection at that moment, or its response has more headers than this connection has room for, the
 /// request is repeated with another permit, provided that does no harm (RFC 9110, 9.2.2). It does none where an HTTP/2 upstream says that
 /// it has not processed the request (RFC 9113, 8.7).
 pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: &mut Record) -> Sent {
     let began = Instant::now();
     let upstream = &plan.route.upstream;
-    let (mut may_be_stale, mut lease) = match outgoing.ready.take()?.or_else(|| upstream.idle(plan.wanted())) {
+    let (mut may_be_stale, mut lease) = match outgoing.ready.take()?.or_else(|| upstream.idle(plan.wanted()))
+    {
         Some(lease) => (true, lease),
         None => {
             let lease = connected(plan, client, &mut outgoing.permit, Needed::Any, record).await?;
@@ -45,7 +46,7 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
         }
     };
     let mut unsent: Option<Box<Request<RequestBody>>> = None;
-    let (mut is_repeated, mut needed) = (false, Needed::Fresh);
+    let mut is_repeated = false;
     loop {
         if let Err(error) = confirmed(plan, client, &mut outgoing.permit, record).await {
             outgoing.permit = None;
@@ -73,10 +74,6 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
                 if may_be_repeated(outgoing, &error, (may_be_stale, may_grow))
                     && !std::mem::replace(&mut is_repeated, true) =>
             {
-                if is_unprocessed(&error) {
-                    // All requests of the connection may have met that: they share the next one.
-                    needed = Needed::Any;
-                }
                 drop(spent);
                 record.count_permits();
                 record.came_back(Err(&ProxyError::UpstreamProtocol(error)));
@@ -96,10 +93,11 @@ pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, 
                 unsent = Some(request);
             }
         }
+        // All requests of a shared connection have lost it: they share the next one, too.
+        let needed = if lease.is_multiplexed() { Needed::Any } else { Needed::Fresh };
         lease = connected(plan, client, &mut outgoing.permit, needed, record).await?;
         // One that others share may be retired by now.
-        may_be_stale = needed == Needed::Any && lease.is_reused();
-        needed = Needed::Fresh;
+        may_be_stale = lease.is_reused();
     }
 }
 
