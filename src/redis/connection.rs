@@ -26,7 +26,8 @@ use crate::redis::pool::{Connections, connect_timeout};
 use crate::redis::script::{Script, Scripts};
 use crate::telemetry::{StoreMetrics, StoreOp, StoreResult};
 
-/// How long a changed limit leaves bookings where they are: two heartbeats of a worker and a margin. By then every replica knows it.
+/// How long a replica may act on what Redis last told it. So long a changed limit leaves bookings where they are: two heartbeats and a margin, by
+/// which every replica knows it.
 pub(super) const LEASE: Micros = Micros::from_millis(500);
 
 /// How long a new epoch takes to open, and how long a silence of all replicas is a doubt. Slots of the epoch before are not used for longer

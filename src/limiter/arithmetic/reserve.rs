@@ -296,7 +296,7 @@ fn reschedule_group(
         }
     };
     let mut searches = Vec::new();
-    // The largest cost for which the search has passed by room: a smaller one is searched for anew.
+    // The largest cost for which the searches have passed by room: for a smaller one they begin anew, as they do at first.
     let mut passed = u64::MAX;
     for step in moved {
         let (mut left, cost, from) = match step {

@@ -78,9 +78,10 @@ impl Terms {
     /// Creates the terms of a store with this lease, whose calls fail after `timeout`.
     pub(in crate::limiter) fn new(lease: Micros, timeout: Micros) -> Terms {
         let used = lease - LEASE_MARGIN;
-        // More than twice in each lease.
         let answer_max = timeout + used;
-        Terms { lease: used, patience: answer_max, answer_max, heartbeat: Micros(lease.0 * 2 / 5) }
+        // More than twice in each lease.
+        let heartbeat = Micros(lease.0 * 2 / 5);
+        Terms { lease: used, patience: answer_max, answer_max, heartbeat }
     }
 
     /// Returns the same terms of a store that cannot fail: whoever waits for its answer waits for this replica alone.
@@ -320,7 +321,7 @@ impl Session {
     fn tick(&mut self, now: Moment) {
         let seen = std::mem::replace(&mut self.outages.seen, now);
         match self.link {
-            // So it did while it went by its share, and the store may be back long since.
+            // Nobody has looked at the outage for that long, because this process stood still: the store may be back, and is asked first.
             Link::Away { .. } if now >= seen + self.terms.patience => {
                 self.link = Link::Held { epoch: self.epoch_least(), until: now + self.terms.patience };
             }

@@ -40,7 +40,7 @@ struct Listed {
     is_complete: bool,
 }
 
-/// True while this replica makes heartbeats.
+/// The state of this replica among the members: as long as it stays it makes heartbeats.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 enum Phase {
     #[default]

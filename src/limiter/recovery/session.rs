@@ -92,7 +92,7 @@ impl StoreSession {
         lock(&self.members)
     }
 
-    /// Takes in an event. Returns what is known then, and whether the store has lost its state with it.
+    /// Takes in an event. Returns what is known then, and whether the slots of an earlier epoch are void with it.
     pub(in crate::limiter) fn on(&self, event: SessionEvent, now: Moment) -> (Known, bool) {
         if let SessionEvent::Answered { epoch, .. } = event {
             self.members().answered(epoch.now);
@@ -125,7 +125,7 @@ impl StoreSession {
         (known, actions.iter().any(|action| matches!(action, SessionAction::Lose { .. })))
     }
 
-    /// Returns what is known at a moment.
+    /// Goes on to a moment, by which a lease or an outage may be over, and returns what is known then.
     pub(in crate::limiter) fn known(&self, now: Moment) -> Known {
         self.on(SessionEvent::Tick, now).0
     }
@@ -135,13 +135,13 @@ impl StoreSession {
         self.wall.moment()
     }
 
-    /// Takes in the answer to a call that was sent at a moment. Returns whether the store has lost its state since the answer
-    /// before.
+    /// Takes in the answer to a call that was sent at a moment. Returns whether slots are void since the answer before, because a new epoch
+    /// has begun.
     pub(in crate::limiter) fn answered(&self, sent: Moment, epoch: Epoch) -> bool {
         self.on(SessionEvent::Answered { sent, epoch }, self.moment()).1
     }
 
-    /// Takes in the epoch of an answer. Returns whether the store has lost its state since the answer before.
+    /// Takes in the epoch of an answer. Returns whether slots are void since the answer before, because a new one has begun.
     pub(in crate::limiter) fn observe_epoch(&self, epoch: Epoch) -> bool {
         self.on(SessionEvent::Announced(epoch), self.moment()).1
     }

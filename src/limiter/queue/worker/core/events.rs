@@ -98,7 +98,7 @@ pub(in crate::limiter) enum Event {
         /// The permits that an unsent call was to give back, and the generations under which it was booked.
         unsent: Option<(Vec<Holding>, Generations)>,
     },
-    /// A call that was given up has booked these, which nobody wants.
+    /// A call that was given up has booked these, which nobody wants; or one that was not made was to give them back.
     AnsweredLate(Vec<Holding>, Generations),
     /// This replica's own memory has carried out the call.
     AnsweredLocally(Box<LocalAnswer>),
