@@ -51,7 +51,9 @@ async fn ten_thousand_wait_in_little_memory_and_drain() {
             upstream.seen().into_iter().filter(|seen| seen.target == "/").map(|seen| seen.at).collect();
         let last = alone.last().unwrap().duration_since(alone[0]);
         let least = Duration::from_secs((WAITING / RATE) as u64 - 1);
-        assert!(last < least.mul_f64(1.1), "drained in {last:?}, the quota allows {least:?}");
+        // A slot that comes too late on a busy machine is booked anew, behind all others: that takes another second or two.
+        let most = least + Duration::from_secs(2);
+        assert!(last < most, "drained in {last:?}, the quota allows {least:?}");
     })
     .await;
 }
