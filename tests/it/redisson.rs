@@ -122,14 +122,14 @@ async fn a_shorter_window_drops_usage_that_has_expired() {
     on_both_stores(async |store| {
         let upstream = Upstream::start();
         let at = |limit: &str| one_limiter(store, &format!("{{limits: [{limit}]}}"), &upstream);
-        let weir = Weir::start(&at("10/5s")).await;
+        let weir = Weir::start(&at("10/1m")).await;
         let (mut client, request) = (weir.connect().await, Request::get("/"));
         let began = Instant::now();
         assert_eq!(client.statuses(&request, 10).await, [200; 10]);
         wait_until(Instant::now() + SECOND + GUARD).await;
         assert_eq!(client.ask(&request).await.status, 429, "the window is still the longer one");
         weir.reload(&at("10/1s")).await;
-        assert!(began.elapsed() < 5 * SECOND, "the longer window has not passed by itself");
+        assert!(began.elapsed() < 60 * SECOND, "the longer window has not passed by itself");
         assert_eq!(weir.available("api").await, [10], "in {store}");
         assert_eq!(client.statuses(&request, 10).await, [200; 10], "in {store}");
         assert_eq!(client.ask(&request).await.status, 429, "in {store}");
