@@ -262,7 +262,7 @@ mod tests {
         }
         // A sentinel that was cut off names the old primary still.
         assert_eq!(read(&[old.clone(), new.clone(), new.clone()], 3, Some(&old)), (Some(new.clone()), 3));
-        assert_eq!(read(&[old.clone(), new.clone()], 3, Some(&old)), (Some(new.clone()), 2));
+        assert_eq!(read(&[old.clone(), new.clone()], 3, Some(&old)), (Some(new), 2));
         assert_eq!(read(&[], 3, Some(&old)), (None, 0));
     }
 
@@ -282,9 +282,10 @@ mod tests {
         assert_eq!(read(&silent, 3, Some(&known)), (Some(known.clone()), 2));
         let differing = [stale.clone(), stale.clone(), known.clone()];
         assert_eq!(read(&differing, 3, Some(&known)), (Some(known.clone()), 3));
-        let one = [stale.clone(), known.clone(), known.clone()];
+        let one = [stale, known.clone(), known.clone()];
         assert_eq!(read(&one, 3, Some(&known)), (Some(known.clone()), 3));
     }
+
     const PATIENCE: Duration = Duration::from_millis(250);
 
     fn sentinels() -> Sentinels {

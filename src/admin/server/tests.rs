@@ -58,7 +58,11 @@ async fn an_action_is_carried_out_and_logged_though_its_client_hangs_up() {
     shutdown.cancel();
     assert!(reload.send(Outcome::Refused { problems: Vec::new() }).is_ok(), "the outcome is awaited");
     tokio::time::timeout(PATIENCE, serving).await.unwrap().unwrap().unwrap();
-    // The process ends only when the action has.
-    let log = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
-    assert!(log.contains("an action by hand"), "{log}");
+    let is_logged = async {
+        let log = || String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        while !log().contains("an action by hand") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, is_logged).await.expect("the action is logged");
 }

@@ -238,8 +238,8 @@ impl Contents {
             if expires > now {
                 if place < limiters {
                     self.put(key, state, expires);
-                } else {
-                    self.put_ceiling(key, state, expires);
+                } else if self.states.put(key.clone(), state, expires) {
+                    self.ceilings.insert(key);
                 }
             }
         }
@@ -278,11 +278,8 @@ impl Contents {
     /// Forgets some expired states and queues.
     fn sweep(&mut self, now: Micros) {
         for key in self.states.sweep(now, LimiterState::expires) {
-            if !self.ceilings.remove(&key)
-                && let Some(count) = self.counts.get_mut(&key.0)
-            {
-                *count -= 1;
-            }
+            let is_partition = !self.ceilings.remove(&key);
+            self.counts.entry(key.0).and_modify(|count| *count -= u32::from(is_partition));
         }
         self.counts.retain(|_, count| *count > 0);
         self.queues.sweep(now, QueueOrder::expires);
@@ -293,12 +290,6 @@ impl Contents {
         let name = key.0.clone();
         if self.states.put(key, state, expires) {
             *self.counts.entry(name).or_default() += 1;
-        }
-    }
-
-    fn put_ceiling(&mut self, key: StateKey, state: LimiterState, expires: Micros) {
-        if self.states.put(key.clone(), state, expires) {
-            self.ceilings.insert(key);
         }
     }
 }

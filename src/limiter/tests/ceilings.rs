@@ -34,7 +34,8 @@ async fn the_reset_of_a_partition_resets_its_ceilings() {
     let fleet = fleet_of(shared(10));
     let set = limiter_set(&fleet.limiters, &["api"]);
     for partition in [1, 2] {
-        (pass(&set, &[of(partition)]).await.unwrap(), pass(&set, &[of(partition)]).await.unwrap());
+        pass(&set, &[of(partition)]).await.unwrap();
+        pass(&set, &[of(partition)]).await.unwrap();
         pass(&set, &[of(partition)]).await.unwrap_err();
     }
     let name = LimiterName::parse("api").unwrap();
