@@ -125,7 +125,8 @@ async fn has_left(early: &EarlyReading<'_>, permit: &mut Permit) -> bool {
 /// Waits for the slot, which is near, and makes a connection ready for it.
 ///
 /// A failure to open one before the slot changes nothing: the request keeps its turn, and connects then. After the slot it is the
-/// request's own failure.
+/// request's own failure. So it is where the route has a breaker, which holds back all others in their order: this one would meet it again
+/// behind later ones.
 async fn turn(
     plan: &Plan,
     limiter_set: &LimiterSet,
@@ -150,6 +151,7 @@ async fn turn(
             let opened = Box::pin(set_aside_while(&mut permit, opening)).await;
             Ok((permit, opened.map_or_else(Ready::failed, Ready::from)))
         }
+        Either::Right((Err(error), _)) if plan.route.breaker.is_some() => Err(error),
         Either::Right((opened, turn)) => {
             let ready = opened.map_or_else(|_| Ready::default(), Ready::from);
             Ok((turn.await?, ready))
