@@ -329,7 +329,11 @@ do
     local function uncharge(timeline, rules, at, count, pruned_at)
       local entries, permits, size, index = timeline.at, timeline.permits, timeline.size, timeline.next_back or 1
       pruned_at = pruned_at or timeline.pruned_at or 0
-      local cell = kept_cell(rules, at, pruned_at)
+      -- No entry behind the widest cell is one with it. That of an instant which no rule sees any more may have been merged into one that some do.
+      local cell = rules.cell
+      if rules.merges then
+        for _, rule in ipairs(rules) do cell = max(cell, rule.cell) end
+      end
       local NEAR = 6
       local till = min(index + NEAR, size)
       while index < till and entries[index] < at do index = index + 1 end
