@@ -220,7 +220,12 @@ impl PendingReport {
     /// Returns whether the report may wait for further answers: it holds only what is left of a quota, which each answer
     /// reports anew.
     pub(in crate::limiter) fn can_wait(&self) -> bool {
-        !self.is_rejection && self.pauses.is_empty() && self.charged.0.is_empty()
+        !self.is_rejection && self.pauses.is_empty() && !self.has_charges()
+    }
+
+    /// Returns whether a request has cost more than it had taken.
+    pub(in crate::limiter) fn has_charges(&self) -> bool {
+        !self.charged.0.is_empty()
     }
 
     /// Returns the permits to be charged of the limiter at a place for some callers.

@@ -1,4 +1,4 @@
-//! What a state keeps: of buckets whose limits change, and of permits that come back late.
+//! A state keeps its use where its bucket changes, and takes in permits that come back late.
 
 use std::sync::Arc;
 

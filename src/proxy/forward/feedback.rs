@@ -122,3 +122,28 @@ fn windows(quota: &Quota) -> Vec<Window> {
     }
     windows
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn window(limit: Option<u64>, remaining: Option<u64>, length: Option<Duration>) -> QuotaWindow {
+        QuotaWindow { limit, remaining, resets_in: None, length }
+    }
+
+    fn told(windows: &[QuotaWindow]) -> Vec<(Option<u64>, u64)> {
+        let quota = Quota { windows: windows.to_vec(), ..Quota::default() };
+        self::windows(&quota).iter().map(|window| (window.limit, window.remaining)).collect()
+    }
+
+    #[test]
+    fn a_window_without_size_and_length_counts_only_alone() {
+        let minute = Some(Duration::from_secs(60));
+        let unnamed = window(None, Some(3), None);
+        assert_eq!(told(&[unnamed]), [(None, 3)]);
+        assert_eq!(told(&[unnamed, unnamed]), []);
+        assert_eq!(told(&[unnamed, window(Some(40), Some(7), None)]), [(Some(40), 7)]);
+        assert_eq!(told(&[window(None, Some(9), minute), unnamed]), [(None, 9)]);
+        assert_eq!(told(&[unnamed, window(Some(40), None, minute)]), [(None, 3)], "the other tells nothing");
+    }
+}

@@ -28,15 +28,19 @@ pub(crate) fn to_http1<B: Body>(request: &mut Request<B>) {
 /// Frames a body where hyper does not: it sends no body of unknown length with a GET or a HEAD, and no length with a POST that has no
 /// body, which some servers refuse (RFC 9110, 8.6).
 fn frame_body<B: Body>(request: &mut Request<B>) {
-    if request.headers().contains_key(CONTENT_LENGTH) {
-        return;
-    }
-    if request.body().is_end_stream() {
-        if [Method::POST, Method::PUT, Method::PATCH].contains(request.method()) {
-            request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+    let (name, value) = if request.body().is_end_stream() {
+        if ![Method::POST, Method::PUT, Method::PATCH].contains(request.method()) {
+            return;
         }
+        (CONTENT_LENGTH, "0")
     } else if request.body().size_hint().exact().is_none() {
-        request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        (TRANSFER_ENCODING, "chunked")
+    } else {
+        return;
+    };
+    // Last, because few requests come this far, and a lookup hashes the name.
+    if !request.headers().contains_key(CONTENT_LENGTH) {
+        request.headers_mut().insert(name, HeaderValue::from_static(value));
     }
 }
 

@@ -62,7 +62,7 @@ impl Worker {
             (!is_nothing).then(|| (place, limiter_ref.clone(), report))
         });
         // A ceiling is told of the requests of its classes, as it was when they took their permits.
-        let shared = shared(&self.queue.instances);
+        let shared = pending.has_charges().then(|| shared(&self.queue.instances)).flatten();
         let ceilings = shared.iter().flat_map(|Shared { share, place, ceilings }| {
             limiter_refs().skip(self.queue.instances.len()).zip(ceilings).filter_map(
                 move |((own, limiter_ref), classes)| {

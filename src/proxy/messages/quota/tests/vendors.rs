@@ -263,7 +263,7 @@ fn several_windows_of_kong_zendesk_and_hubspot() {
 }
 
 #[test]
-fn several_windows_of_contentful_and_jira() {
+fn several_windows_of_contentful_jira_and_trello() {
     all(&[
         // <https://www.contentful.com/developers/docs/references/content-management-api/>: the reset belongs to the spent window.
         (
@@ -294,6 +294,18 @@ fn several_windows_of_contentful_and_jira() {
                     window(Some(400), Some(399), Some(1800), None),
                 ],
             ),
+        ),
+        // <https://developer.atlassian.com/cloud/trello/guides/rest-api/rate-limits/>
+        (
+            &[
+                ("x-rate-limit-api-token-interval-ms", "10000"),
+                ("x-rate-limit-api-token-max", "100"),
+                ("x-rate-limit-api-token-remaining", "0"),
+                ("x-rate-limit-api-key-interval-ms", "10000"),
+                ("x-rate-limit-api-key-max", "300"),
+                ("x-rate-limit-api-key-remaining", "200"),
+            ],
+            valid(None, &[window(Some(100), Some(0), None, None), window(Some(300), Some(200), None, None)]),
         ),
     ]);
 }
