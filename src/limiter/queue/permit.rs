@@ -194,10 +194,10 @@ impl Permit {
         Permit { held: None, shadows: None }
     }
 
-    /// Returns whether the permit is good right before the request's head is written, as [`Permit::confirm`] makes sure of.
-    pub fn is_good(&mut self) -> bool {
+    /// Confirms the permit, as [`Permit::confirm`] does, if it is good right before the request's head is written. Returns whether it is.
+    pub fn confirm_at_once(&mut self) -> bool {
         let Some(held) = &mut self.held else { return true };
-        let is_good = held.unusable().is_none();
+        let is_good = held.check().is_none();
         if is_good {
             held.leave_flight();
         }
@@ -273,7 +273,7 @@ impl Permit {
 
 impl HeldSlot {
     /// Checks the slot now. Returns it with the reason why it must not be used; `None` if it is good.
-    fn unusable(&mut self) -> Option<(Slot, Unusable)> {
+    fn check(&mut self) -> Option<(Slot, Unusable)> {
         let slot = match self.slot {
             Hold::Slot(slot) => slot,
             Hold::SetAside(slot) => return Some((slot, Unusable::SetAside)),
@@ -295,7 +295,7 @@ impl HeldSlot {
 
     /// Hands a slot that must not be used back, and returns the channel on which the next one comes. `None` if the slot is good.
     fn exchange_if_unusable(&mut self) -> Option<NextPermit> {
-        let (slot, why) = self.unusable()?;
+        let (slot, why) = self.check()?;
         self.slot = Hold::Settled;
         let (turn, next) = oneshot::channel();
         let late = self.holder.late + u8::from(why == Unusable::Late);

@@ -73,7 +73,7 @@ impl<F: Fn(News<'_>)> Recovery<F> {
             }
             session.ledger().sweep(session.now());
             // Workers look seldom while their slots are far.
-            let known = session.known(session.moment()).link;
+            let known = session.advance(session.moment()).link;
             if link.replace(known).is_some_and(|before| is_another(before, known)) {
                 (self.tell)(News::Lost);
             }

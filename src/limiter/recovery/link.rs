@@ -52,6 +52,11 @@ impl Link {
         }
     }
 
+    /// Returns whether the store's epoch is not open yet.
+    pub(in crate::limiter) fn is_settling(self) -> bool {
+        matches!(self, Link::Settling { .. })
+    }
+
     /// Returns the epoch whose slots may be used within their lease.
     pub(in crate::limiter) fn usable_epoch(self) -> Option<u64> {
         match self {

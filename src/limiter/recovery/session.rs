@@ -125,8 +125,8 @@ impl StoreSession {
         (known, actions.iter().any(|action| matches!(action, SessionAction::Lose { .. })))
     }
 
-    /// Goes on to a moment, by which a lease or an outage may be over, and returns what is known then.
-    pub(in crate::limiter) fn known(&self, now: Moment) -> Known {
+    /// Advances to `now`: a doubt may have become an outage, or an epoch may have opened. Returns what is known then.
+    pub(in crate::limiter) fn advance(&self, now: Moment) -> Known {
         self.on(SessionEvent::Tick, now).0
     }
 
@@ -149,11 +149,6 @@ impl StoreSession {
     /// Returns whether slots of an epoch may be used, each within the lease of its queue.
     pub(in crate::limiter) fn is_usable(&self, epoch: u64) -> bool {
         self.usable.load(Ordering::Acquire) == epoch + 1
-    }
-
-    /// Returns whether the store's epoch is not open yet.
-    pub(in crate::limiter) fn settles(&self) -> bool {
-        matches!(self.known(self.moment()).link, Link::Settling { .. })
     }
 
     /// Removes the grants from before the resets of an answer, from the ledger and from this replica's own memory. Those of an epoch that

@@ -301,10 +301,10 @@ async fn a_failed_heartbeat_is_a_doubt() {
     stage.change(|script| script.is_away = true);
     pass(200).await;
     assert!(stage.beats().await.is_err());
-    assert!(matches!(stage.session.known(stage.session.moment()).link, Link::Held { .. }));
+    assert!(matches!(stage.session.advance(stage.session.moment()).link, Link::Held { .. }));
     assert_eq!(stage.session.away_since(), None);
     pass(595).await;
-    assert!(matches!(stage.session.known(stage.session.moment()).link, Link::Away { .. }));
+    assert!(matches!(stage.session.advance(stage.session.moment()).link, Link::Away { .. }));
     assert!(stage.session.away_since().is_some());
     assert!(!stage.session.is_usable(3));
 }
@@ -355,7 +355,7 @@ async fn queues_hear_what_was_moved() {
     assert_eq!(stage.news(), [format!("moved {}", a.name)]);
     assert_eq!(stage.session.followed_until(), followed + Micros::from_millis(100));
     let from =
-        |stage: &Stage| stage.session.known(stage.session.moment()).followed.map(|followed| followed.from);
+        |stage: &Stage| stage.session.advance(stage.session.moment()).followed.map(|followed| followed.from);
     assert_eq!(from(&stage), Some(followed));
     stage.change(|script| (script.answer.moved, script.answer.reports) = (None, Reports::Awaited));
     stage.beats().await.unwrap();

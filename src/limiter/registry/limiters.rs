@@ -239,7 +239,9 @@ impl Limiters {
         let (sessions, queues) = (self.in_force.sessions.that_may_fail(), &self.in_force.queues);
         let settled = |session: Arc<StoreSession>| async move {
             let tell = |news: News<'_>| queues.tell_news(news);
-            while beat(&session, &queues.fallback, &tell).await.is_ok() && session.settles() {
+            while beat(&session, &queues.fallback, &tell).await.is_ok()
+                && session.advance(session.moment()).link.is_settling()
+            {
                 sleep(SETTLING_LOOK).await;
             }
         };
@@ -276,16 +278,16 @@ impl Limiters {
         let queues = &self.in_force.queues;
         loop {
             queues.pauses_changed().await;
-            while !self.are_pauses_settled().await {
+            while !self.report_pauses().await {
                 sleep(SETTLING_LOOK).await;
             }
         }
     }
 
-    /// Tells the store of the pauses that this replica alone knows. Returns whether it knows all of them by now.
-    async fn are_pauses_settled(&self) -> bool {
+    /// Reports the pauses that this replica alone knows to the store. Returns whether the store knows all of them by now.
+    async fn report_pauses(&self) -> bool {
         let queues = &self.in_force.queues;
-        let mut are_settled = true;
+        let mut are_reported = true;
         for active in self.active_limiters() {
             if active.pauses.unsettled().is_empty() {
                 continue;
@@ -293,9 +295,9 @@ impl Limiters {
             let is_told = active.session.store.is_up()
                 && settle_pauses(&active, &queues.fallback, &**queues).await.is_ok()
                 && active.pauses.unsettled().is_empty();
-            are_settled &= is_told;
+            are_reported &= is_told;
         }
-        are_settled
+        are_reported
     }
 
     fn announced(&self, announcement: &Announcement) {

@@ -109,7 +109,7 @@ async fn confirmed(
     record: &mut Record,
 ) -> Result<(), ProxyError> {
     let (Some(permit), Some(limiter_set)) = (permit, &plan.route.limiter_set) else { return Ok(()) };
-    let confirmed = if permit.is_good() {
+    let confirmed = if permit.confirm_at_once() {
         Ok(())
     } else {
         record.wait.begin();

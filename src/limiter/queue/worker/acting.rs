@@ -3,7 +3,7 @@
 use tokio::sync::oneshot;
 use tracing::{debug, info};
 
-use super::core::events::{Action, Around, Back, Event};
+use super::events::{Action, Around, Back, Event};
 use super::requests::Receiver;
 use super::state::Worker;
 use crate::limiter::model::{Costs, Flow, Refusal};
@@ -48,7 +48,7 @@ impl Worker {
                 }
                 Action::CountLate(late) => self.queue.count_late(late),
                 Action::LogMoved(slots) => self.log_moved(slots),
-                Action::End => has_ended |= self.is_ended(),
+                Action::End => has_ended |= self.end_if_idle(),
             }
         }
         self.actions = actions;
@@ -65,8 +65,8 @@ impl Worker {
         }
     }
 
-    /// Ends the queue, if nothing has come meanwhile and nobody holds it.
-    fn is_ended(&mut self) -> bool {
+    /// Ends the queue, if nothing has come meanwhile and nobody holds it. Returns whether it has ended.
+    fn end_if_idle(&mut self) -> bool {
         let is_idle = self.calling.late.is_empty() && self.reporter.is_idle();
         self.queue.has_ended() || (is_idle && self.queue.end_if_idle())
     }

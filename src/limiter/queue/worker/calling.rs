@@ -7,7 +7,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::calls::{CallEnd, CallResult, MadeCall};
-use super::core::events::{Around, Event};
+use super::events::{Around, Event};
 use super::settle_pauses::settle_pauses;
 use super::state::Worker;
 use crate::clock::{Micros, Moment};
@@ -65,7 +65,7 @@ impl Worker {
         self.calling.under_way = Some(Box::pin(async move {
             let place = session.gate.enter(since).await;
             let at = session.moment();
-            let known = session.known(at);
+            let known = session.advance(at);
             let taken_back_until = known.clock.map_or(Micros::ZERO, |clock| clock.earliest(at) + CALL_KEPT);
             let call = Arc::new(Call { taken_back_until, ..call });
             let made = MadeCall { call, limiter_refs, at };
@@ -106,7 +106,7 @@ impl Worker {
             CallEnd::Answered(answer) => self.take_answer(&made, answer),
             CallEnd::Failed(failure) => self.take_failure(made, failure),
             CallEnd::NotMade => {
-                let link = self.session.known(self.session.moment()).link;
+                let link = self.session.advance(self.session.moment()).link;
                 self.events.extend([Event::Linked(link), Event::PutBack { is_unsent: true }]);
                 self.take_late((made, outcome));
             }
@@ -147,7 +147,7 @@ impl Worker {
         }
         let text = error.to_string();
         let is_unsent = matches!(error, StoreError::Away);
-        if !is_unsent && self.calling.is_news(&text, now) {
+        if !is_unsent && self.calling.note_warning(&text, now) {
             warn!(limiter = %self.queue.name(), error = text, "store call failed");
         }
         let generations: Generations = made.call.generations.iter().copied().collect();

@@ -105,13 +105,13 @@ impl Calling {
         self.late.push(late.boxed());
     }
 
-    /// Returns whether an error is to be logged: not the same one with each call, as some last until somebody acts.
-    pub(super) fn is_news(&mut self, text: &str, now: Moment) -> bool {
+    /// Notes an error. Returns whether it is to be logged: not the same one with each call, as some last until somebody acts.
+    pub(super) fn note_warning(&mut self, text: &str, now: Moment) -> bool {
         let is_old = |(at, logged): &(Moment, String)| *logged == text && now - *at < WARN_INTERVAL;
-        let is_news = !self.warned.as_ref().is_some_and(is_old);
-        if is_news {
+        let is_new = !self.warned.as_ref().is_some_and(is_old);
+        if is_new {
             self.warned = Some((now, text.to_owned()));
         }
-        is_news
+        is_new
     }
 }

@@ -1,6 +1,7 @@
 //! The two kinds of a worker's core: one whose slots are booked when requests come, and one for callers that share the quota.
 
-use super::core::events::{Action, Around, Event, Limits};
+use super::events::{Action, Around, Event};
+use super::limits::Limits;
 use super::{core, line};
 use crate::clock::{Micros, Moment};
 use crate::limiter::queue::waiting::WaitingNow;
@@ -8,18 +9,18 @@ use crate::limiter::queue::waiting::WaitingNow;
 /// The core of a worker.
 pub(super) enum Core {
     /// First come, first served.
-    Booked(Box<core::Worker>),
+    Booked(Box<core::BookedCore>),
     /// By classes and weights.
-    Line(Box<line::Worker>),
+    Line(Box<line::LineCore>),
 }
 
 impl Core {
     /// Creates the core that these limits need. Its worker stays for `linger` when it has nothing to do.
     pub(super) fn new(limits: Limits, linger: Micros, now: Moment) -> Core {
         if limits.shared.is_some() {
-            Core::Line(Box::new(line::Worker::new(limits, linger, now)))
+            Core::Line(Box::new(line::LineCore::new(limits, linger, now)))
         } else {
-            Core::Booked(Box::new(core::Worker::new(limits, linger, now)))
+            Core::Booked(Box::new(core::BookedCore::new(limits, linger, now)))
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::slice;
 
-use super::core::events::{Event, LocalAnswer};
+use super::events::{Event, LocalAnswer};
 use super::state::{FleetUsage, Worker};
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::algorithm::fixed_window::CLOCKS_APART;

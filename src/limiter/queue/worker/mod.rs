@@ -17,6 +17,7 @@ mod calls;
 mod common;
 mod core;
 mod cores;
+pub(in crate::limiter) mod events;
 mod fallback;
 mod hearing;
 mod limits;

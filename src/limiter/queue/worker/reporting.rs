@@ -3,7 +3,7 @@
 use futures_util::future::{FutureExt, join_all};
 use tracing::{info, warn};
 
-use super::core::events::Event;
+use super::events::Event;
 use super::reporter::Reports;
 use super::state::Worker;
 use crate::clock::Moment;

@@ -7,7 +7,7 @@ use futures_util::stream::StreamExt;
 use tokio::time::{Instant, sleep_until};
 
 use super::calls::answered;
-use super::core::events::{Around, Back, Event};
+use super::events::{Around, Back, Event};
 use super::requests::{Receiver, Requests};
 use super::siblings::Siblings;
 use super::state::{Worker, limits};
@@ -44,7 +44,7 @@ impl Worker {
         let mut alarm = Box::pin(sleep_until(Instant::now()));
         let mut arrivals = VecDeque::new();
         let now = self.session.moment();
-        let mut around = self.around(&self.session.known(now), now);
+        let mut around = self.around(&self.session.advance(now), now);
         loop {
             let wake = self.next_wake(&around);
             if wake < alarm.deadline() || alarm.is_elapsed() {
@@ -90,7 +90,7 @@ impl Worker {
     /// ended.
     fn turn(&mut self, arrivals: &mut VecDeque<inbox::Arrival>) -> (Around, bool) {
         let now = self.session.moment();
-        let known = self.session.known(now);
+        let known = self.session.advance(now);
         let seen = self.queue.take_events(arrivals, self.core.pending(), now);
         let is_closing = seen.phase == Phase::Closing;
         self.tell(seen, arrivals, &known, now);

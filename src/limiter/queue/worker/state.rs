@@ -5,8 +5,9 @@ use std::sync::Arc;
 use tokio::time::Duration;
 
 use super::calls::Calling;
-use super::core::events::{Action, Event, Limits};
 use super::cores::Core;
+use super::events::{Action, Event};
+use super::limits::Limits;
 use super::reporter::Reporter;
 use super::requests::Requests;
 use super::siblings::Siblings;

@@ -15,8 +15,8 @@ use crate::limiter::queue::request::{Arrival, Asker, Holder};
 use crate::limiter::queue::slot::{Slot, Source};
 
 use super::asking::holdings;
-use super::events::{Action, Around, LocalAnswer};
-use super::{Sent, Worker};
+use super::{BookedCore, Sent};
+use crate::limiter::queue::worker::events::{Action, Around, LocalAnswer};
 
 /// How much later than the store's clock allows a slot may be due.
 const STRAY_MAX: Micros = Micros::from_millis(1);
@@ -30,7 +30,7 @@ struct Outcomes<'a, I> {
     budget: u64,
 }
 
-impl Worker {
+impl BookedCore {
     /// Takes in the store's answer to the call under way.
     pub(super) fn answered(
         &mut self,

@@ -8,8 +8,8 @@ use crate::limiter::queue::request::Arrival;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::{Link, Terms};
 
-use super::events::{Action, Around};
-use super::{Sent, Worker};
+use super::{BookedCore, Sent};
+use crate::limiter::queue::worker::events::{Action, Around};
 
 /// The most requests in one call. The server does nothing else meanwhile: some milliseconds, if each has a slot of its own
 /// (`benches/lua.rs`).
@@ -47,7 +47,7 @@ const PASSED_MAX: usize = 512;
 /// The most slots traded in one call.
 const TRADE_MAX: usize = 16;
 
-impl Worker {
+impl BookedCore {
     /// Returns whether a call may be made now. A store that is away is asked, too: after `not_before` the first arrival goes to the store, and
     /// so does the heartbeat. What else comes while that call is under way is served by the policies.
     pub(super) fn may_call(&self, now: Moment) -> bool {
@@ -55,7 +55,7 @@ impl Worker {
         self.calls.under_way.is_none()
             && !is_reported
             && !self.prefetch.is_withdrawn
-            && !matches!(self.link, Link::Settling { .. })
+            && !self.link.is_settling()
             && now >= self.calls.not_before
     }
 

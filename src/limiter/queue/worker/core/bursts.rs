@@ -37,7 +37,7 @@ impl Bursts {
     }
 
     /// Takes in that a permit was late.
-    pub(super) fn was_late(&mut self) {
+    pub(super) fn observe_late(&mut self) {
         *self = Bursts::default();
     }
 
@@ -60,7 +60,7 @@ mod tests {
         bursts.handed_out(1, start + JUDGED_AFTER);
         assert_eq!((bursts.lead(40), bursts.lead(41)), (Micros::ZERO, LEAD));
         bursts.handed_out(50, start + JUDGED_AFTER);
-        bursts.was_late();
+        bursts.observe_late();
         bursts.handed_out(1, start + JUDGED_AFTER + JUDGED_AFTER);
         assert_eq!(bursts.lead(FEW + 1), LEAD, "a late one says that less can be sent than was thought");
     }

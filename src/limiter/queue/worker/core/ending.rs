@@ -8,11 +8,11 @@ use crate::limiter::queue::cost_queue::CostQueue;
 use crate::limiter::queue::prefetch::Pace;
 use crate::limiter::queue::request::{Arrival, Asker};
 
-use super::events::{Action, Remains};
-use super::{Arrivals, Worker};
+use super::{Arrivals, BookedCore};
 use crate::limiter::queue::worker::common::Rest;
+use crate::limiter::queue::worker::events::{Action, Remains};
 
-impl Worker {
+impl BookedCore {
     /// Returns how long the worker stays when it has nothing to do.
     pub(in crate::limiter::queue::worker) fn linger(&self) -> Micros {
         self.stay.linger
@@ -20,7 +20,7 @@ impl Worker {
 
     /// Returns everything that waits or is held. Permits that were prefetched count as used.
     pub(in crate::limiter::queue::worker) fn into_remains(self) -> Remains {
-        let Worker { cost_queues, arrivals, owed, calls, .. } = self;
+        let BookedCore { cost_queues, arrivals, owed, calls, .. } = self;
         let mut remains = Remains { epoch: owed.epoch, ..Remains::default() };
         for (Holding { slot, cost, count }, generations) in owed.give_back {
             remains.unused.extend(Permits::new(cost).map(|cost| (slot, cost.into(), count, generations)));

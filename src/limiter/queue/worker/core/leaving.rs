@@ -3,10 +3,10 @@
 use crate::limiter::model::Flow;
 use crate::limiter::queue::request::{Arrival, Asker, RequestId};
 
-use super::Worker;
-use super::events::Action;
+use super::BookedCore;
+use crate::limiter::queue::worker::events::Action;
 
-impl Worker {
+impl BookedCore {
     /// Takes requests out that have left. Those that a core before this one has told their place may have none here yet: another request gets
     /// their number next.
     pub(super) fn remove(&mut self, left: &[RequestId], out: &mut Vec<Action>) {

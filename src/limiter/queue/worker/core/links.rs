@@ -7,10 +7,10 @@ use crate::limiter::queue::request::Arrival;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::Link;
 
-use super::Worker;
-use super::events::{Action, Around};
+use super::BookedCore;
+use crate::limiter::queue::worker::events::{Action, Around};
 
-impl Worker {
+impl BookedCore {
     /// Takes in what the store is from now on. Slots that may not be used any more are replaced, or lost.
     pub(super) fn relink(&mut self, link: Link, now: Moment, out: &mut Vec<Action>) {
         let before = std::mem::replace(&mut self.link, link);

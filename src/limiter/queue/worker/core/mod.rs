@@ -16,13 +16,13 @@
 //!   link and the pause are.
 //!
 //! The fates of a slot:
-//! - it is *replaced*: given back, with another one asked for ([`Worker::replace_slot`]). So it is with a slot that came too late, with a
+//! - it is *replaced*: given back, with another one asked for ([`BookedCore::replace_slot`]). So it is with a slot that came too late, with a
 //!   whole cost queue behind one (*rebooked*), and with the last slots of a queue, for permits that were freed before them (*traded*);
 //! - it is *void*: the store has moved its booking, as an answer's generations tell. It is *rescheduled* with the next call, which asks
 //!   for its new place;
 //! - it is *lost*: the store has forgotten it, with all that is of an earlier epoch. Another one is asked for, and nothing is given back.
 //!
-//! [`events`] names what goes in and out. `asking` builds the next call, `answers` takes in an answer, `links` does what follows
+//! [`events`](super::events) names what goes in and out. `asking` builds the next call, `answers` takes in an answer, `links` does what follows
 //! from the state of the store, `serving` hands slots out, `refusing` refuses, `bursts` knows how many permits can be sent
 //! at once, `prefetching` and `ending` do as their names say.
 
@@ -30,7 +30,6 @@ mod answers;
 mod asking;
 mod bursts;
 mod ending;
-pub(in crate::limiter) mod events;
 mod leaving;
 mod links;
 mod prefetching;
@@ -42,6 +41,8 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
+use super::events::{Action, Around, Back, Event};
+use super::limits::Limits;
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Costs, Freed, Generations, Holding, Permits, UNKNOWN_GENERATION};
 use crate::limiter::queue::cost_queue::{CostQueue, DEADLINE_SLACK, REFUSAL_MARGIN};
@@ -50,14 +51,13 @@ use crate::limiter::queue::request::{Arrival, Unusable};
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::Link;
 use bursts::Bursts;
-use events::{Action, Around, Back, Event, Limits};
 
 /// How long after its deadline a request without a slot is refused: behind the last slot that it may still get.
 const REFUSAL_SLACK: Micros = Micros(DEADLINE_SLACK.0 + REFUSAL_MARGIN.0);
 
 /// The core of the worker of a queue.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::limiter) struct Worker {
+pub(in crate::limiter) struct BookedCore {
     limits: Limits,
     /// The waiting requests and their slots, by cost.
     cost_queues: BTreeMap<Permits, CostQueue>,
@@ -87,14 +87,14 @@ struct Arrivals {
 ///
 /// | from | to | by |
 /// |---|---|---|
-/// | the cost queue | `replace` | [`Worker::want`], mostly in [`Worker::replace_slot`] |
+/// | the cost queue | `replace` | [`BookedCore::want`], mostly in [`BookedCore::replace_slot`] |
 /// | the cost queue, void | `reschedule` | `observe_generations` |
 /// | `reschedule` | `replace` | `lose_rescheduled` |
 /// | `replace`, `reschedule` | [`Calls::under_way`] | `make_call` |
 /// | `replace` | [`Calls::local`] | `serve_without_store` |
-/// | a call | the cost queue | [`Worker::hold_wanted`] |
+/// | a call | the cost queue | [`BookedCore::hold_wanted`] |
 /// | a call | nowhere: a request is refused | `refuse_without_slot` |
-/// | a call | `replace` again | `put_back_call`, or [`Worker::owe`] for what an answer leaves |
+/// | a call | `replace` again | `put_back_call`, or [`BookedCore::owe`] for what an answer leaves |
 /// | a call | `reschedule` again | `settle_rescheduled`, for what an answer leaves |
 ///
 /// When requests leave, `give_back_surplus` takes out of `replace` what nobody needs any more, and gives back what is held beyond that.
@@ -183,11 +183,11 @@ struct Prefetching {
     is_withdrawn: bool,
 }
 
-impl Worker {
+impl BookedCore {
     /// Creates the core of a worker that stays for `linger` when it has nothing to do.
-    pub(in crate::limiter) fn new(limits: Limits, linger: Micros, now: Moment) -> Worker {
+    pub(in crate::limiter) fn new(limits: Limits, linger: Micros, now: Moment) -> BookedCore {
         let generations: Generations = limits.refs.iter().map(|_| UNKNOWN_GENERATION).collect();
-        Worker {
+        BookedCore {
             limits,
             cost_queues: BTreeMap::new(),
             arrivals: Arrivals::default(),
@@ -354,7 +354,7 @@ impl Worker {
     }
 
     /// Returns whether a slot may be used as far as the link and the lease go: whether it is due, or in a pause, is another question
-    /// ([`Worker::is_due`]).
+    /// ([`BookedCore::is_due`]).
     fn is_usable(&self, slot: &Slot, now: Moment) -> bool {
         is_usable(slot, self.link, self.lease(), now)
     }

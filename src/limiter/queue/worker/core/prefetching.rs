@@ -6,10 +6,10 @@ use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 use crate::limiter::queue::slot::Source;
 use crate::limiter::recovery::link::Link;
 
-use super::Worker;
-use super::events::{Action, Around};
+use super::BookedCore;
+use crate::limiter::queue::worker::events::{Action, Around};
 
-impl Worker {
+impl BookedCore {
     /// Counts the permits that were taken, and gives back those that were not used in time, or were withdrawn.
     pub(super) fn observe_prefetched(&mut self, seen: PrefetchSnapshot, now: Moment, out: &mut Vec<Action>) {
         self.prefetch.pace.count(seen.taken, None, now, self.limits.guard);

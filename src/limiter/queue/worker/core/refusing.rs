@@ -12,10 +12,10 @@ use crate::limiter::queue::worker::limits::FULL_RETRY;
 use crate::limiter::recovery::link::Link;
 use crate::limiter::store::clock::StoreClock;
 
-use super::Worker;
-use super::events::Action;
+use super::BookedCore;
+use crate::limiter::queue::worker::events::Action;
 
-impl Worker {
+impl BookedCore {
     /// Refuses the requests that cost more than the limits, after a change, can ever hold.
     pub(super) fn refuse_too_costly(&mut self, out: &mut Vec<Action>) {
         let (cost_max, too_costly) = (self.limits.cost_max(), &self.limits.too_costly);

@@ -7,10 +7,10 @@ use crate::limiter::queue::request::{Asker, Holder, LATE_MAX, RequestId, Unusabl
 use crate::limiter::queue::slot::Slot;
 use crate::limiter::queue::worker::common::{is_current, waiter_again};
 
-use super::Worker;
-use super::events::{Action, Around, Back};
+use super::BookedCore;
+use crate::limiter::queue::worker::events::{Action, Around, Back};
 
-impl Worker {
+impl BookedCore {
     /// Takes a permit back. A good one goes to the next request of its cost, another one to the store.
     pub(super) fn take_back(
         &mut self,
@@ -75,7 +75,7 @@ impl Worker {
     /// Takes in that a slot came too late: its cost queue is booked anew with the next call.
     fn observe_late(&mut self, cost: Permits) {
         self.owed.rebook.insert(cost);
-        self.calls.bursts.was_late();
+        self.calls.bursts.observe_late();
     }
 
     /// Returns whether a slot may be handed out now.

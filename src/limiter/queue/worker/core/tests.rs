@@ -12,8 +12,7 @@ use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::Command;
 
-use super::Worker;
-use super::events::{Action, Around, Back, Event, Limits, LocalAnswer};
+use super::BookedCore;
 use crate::clock::{Clock, Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{Answer, Call, Epoch, Flow, Limiter, OnStoreFailure, Outcome, Permits, Refusal};
@@ -21,6 +20,8 @@ use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId, Unusable};
 use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::queue::worker::events::{Action, Around, Back, Event, LocalAnswer};
+use crate::limiter::queue::worker::limits::Limits;
 use crate::limiter::recovery::link::{Link, Terms};
 use crate::limiter::store::clock::StoreClock;
 use crate::limiter::store::memory::MemoryStore;
@@ -86,11 +87,11 @@ fn booked_locally(now: Moment, slots: &[Micros]) -> Event {
     Event::AnsweredLocally(Box::new(LocalAnswer { answer, costs_max: vec![10] }))
 }
 
-struct Driven(Worker);
+struct Driven(BookedCore);
 
 impl Driven {
     fn new(policy: OnStoreFailure) -> Driven {
-        Driven(Worker::new(limits(10, 1, policy), SECOND, START))
+        Driven(BookedCore::new(limits(10, 1, policy), SECOND, START))
     }
 
     fn on(&mut self, now: Moment, events: Vec<Event>) -> Vec<Action> {
@@ -289,7 +290,7 @@ fn slots_of_another_epoch_are_void_and_asked_for_anew() {
 
 /// A small world around a core: two stores in memory, and draws from a seed.
 struct World {
-    core: Worker,
+    core: BookedCore,
     store: MemoryStore,
     local: MemoryStore,
     limits: Limits,
@@ -310,7 +311,7 @@ impl World {
         let (limits, memory) =
             (limits(40, 2, OnStoreFailure::Local), || MemoryStore::new(Clock::of_runtime()));
         World {
-            core: Worker::new(limits.clone(), SECOND, START),
+            core: BookedCore::new(limits.clone(), SECOND, START),
             store: memory(),
             local: memory(),
             limits,

@@ -5,14 +5,14 @@ use crate::limiter::model::{Answer, Costs, Dealt, Flow, Generations, Last, LineA
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
-use crate::limiter::queue::worker::core::events::{Action, Around, LocalAnswer};
+use crate::limiter::queue::worker::events::{Action, Around, LocalAnswer};
 
-use super::{LaneKey, Sent, Told, Unneeded, Worker};
+use super::{LaneKey, LineCore, Sent, Told, Unneeded};
 
 /// How soon the next call may follow an answer that asks for one at once.
 const AGAIN_MIN: Micros = Micros::from_millis(1);
 
-impl Worker {
+impl LineCore {
     /// Takes in the store's answer to the call under way.
     pub(super) fn answered(
         &mut self,

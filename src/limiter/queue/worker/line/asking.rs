@@ -5,10 +5,10 @@ use crate::limiter::model::{
     CLASSES_MAX, Call, Generations, LineCall, OnStoreFailure, Unused, Waiting, Want,
 };
 use crate::limiter::queue::cost_queue::{DEADLINE_SLACK, Waiter};
-use crate::limiter::queue::worker::core::events::{Action, Around};
+use crate::limiter::queue::worker::events::{Action, Around};
 use crate::limiter::recovery::link::Link;
 
-use super::{Lane, LaneKey, Sent, SentWant, Told, Unneeded, Worker};
+use super::{Lane, LaneKey, LineCore, Sent, SentWant, Told, Unneeded};
 
 /// The most lanes that one call tells of; of fewer where it gives slots back, and of so many at least.
 const WANTS_MAX: usize = 24;
@@ -29,7 +29,7 @@ const GROUP_SPREAD: Micros = Micros::from_millis(1);
 /// A change that does not press is told within this part of the time that slots are dealt ahead, so that a call tells of several.
 const LATER: u64 = 10;
 
-impl Worker {
+impl LineCore {
     /// Returns by when a change is told that does not press.
     pub(super) fn later(&self, now: Moment) -> Moment {
         now + Micros(self.ahead().0 / LATER)

@@ -2,12 +2,12 @@
 
 use crate::clock::Moment;
 use crate::limiter::queue::request::Asker;
-use crate::limiter::queue::worker::core::events::Action;
+use crate::limiter::queue::worker::events::Action;
 
-use super::Worker;
+use super::LineCore;
 use crate::limiter::queue::worker::common::Rest;
 
-impl Worker {
+impl LineCore {
     /// Refuses all requests, and gives every slot back.
     pub(super) fn close(&mut self, now: Moment, out: &mut Vec<Action>) {
         self.stay.close();

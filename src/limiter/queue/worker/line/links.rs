@@ -5,12 +5,13 @@ use crate::limiter::model::{OnStoreFailure, Refusal, UNKNOWN_GENERATION};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
-use crate::limiter::queue::worker::core::events::{Action, Around, Limits};
+use crate::limiter::queue::worker::events::{Action, Around};
+use crate::limiter::queue::worker::limits::Limits;
 use crate::limiter::recovery::link::Link;
 
-use super::{LaneKey, Sent, Told, Worker};
+use super::{LaneKey, LineCore, Sent, Told};
 
-impl Worker {
+impl LineCore {
     /// Takes in what the store is from now on. The requests whose slots the new link voids have none again.
     pub(super) fn relink(&mut self, link: Link, now: Moment, out: &mut Vec<Action>) {
         let before = std::mem::replace(&mut self.link, link);

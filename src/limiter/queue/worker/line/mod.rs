@@ -29,7 +29,8 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 
 use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
-use super::core::events::{Action, Around, Event, Limits, Remains};
+use super::events::{Action, Around, Event, Remains};
+use super::limits::Limits;
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{
     Costs, Flow, Generations, Holding, NO_GENERATION, Permits, QuotaShare, UNKNOWN_GENERATION,
@@ -134,7 +135,7 @@ struct SentWant {
 
 /// The core of the worker of a queue whose callers share the quota.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::limiter) struct Worker {
+pub(in crate::limiter) struct LineCore {
     limits: Limits,
     lanes: BTreeMap<LaneKey, Lane>,
     owed: Owed,
@@ -174,11 +175,11 @@ impl Lane {
     }
 }
 
-impl Worker {
+impl LineCore {
     /// Creates the core of a worker that stays for `linger` when it has nothing to do.
-    pub(in crate::limiter) fn new(limits: Limits, linger: Micros, now: Moment) -> Worker {
+    pub(in crate::limiter) fn new(limits: Limits, linger: Micros, now: Moment) -> LineCore {
         let generations: Generations = limits.refs.iter().map(|_| UNKNOWN_GENERATION).collect();
-        Worker {
+        LineCore {
             limits,
             lanes: BTreeMap::new(),
             owed: Owed { epoch: 0, generations, unused: VecDeque::new() },

@@ -6,13 +6,13 @@ use crate::limiter::model::{Class, OnStoreFailure, Permits, Refusal};
 use crate::limiter::queue::cost_queue::{Stage, Waiter};
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId};
-use crate::limiter::queue::worker::core::events::Action;
+use crate::limiter::queue::worker::events::Action;
 use crate::limiter::queue::worker::limits::{FULL_RETRY, Limits};
 use crate::limiter::recovery::link::Link;
 
-use super::{Lane, LaneKey, Worker};
+use super::{Lane, LaneKey, LineCore};
 
-impl Worker {
+impl LineCore {
     /// Takes a request in.
     pub(super) fn arrive(&mut self, arrival: Arrival, now: Moment, out: &mut Vec<Action>) {
         let Arrival { asker, costs, flow, .. } = &arrival;

@@ -8,11 +8,11 @@ use crate::limiter::queue::cost_queue::{CostQueue, REFUSAL_MARGIN, Waiter};
 use crate::limiter::queue::request::{Asker, Holder, LATE_MAX, RequestId, Unusable};
 use crate::limiter::queue::slot::Slot;
 use crate::limiter::queue::worker::common::{is_current, waiter_again};
-use crate::limiter::queue::worker::core::events::{Action, Around, Back};
+use crate::limiter::queue::worker::events::{Action, Around, Back};
 
-use super::{Lane, LaneKey, Worker};
+use super::{Lane, LaneKey, LineCore};
 
-impl Worker {
+impl LineCore {
     /// Takes a permit back.
     pub(super) fn take_back(
         &mut self,

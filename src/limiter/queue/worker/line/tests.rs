@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Worker;
+use super::LineCore;
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{
@@ -17,7 +17,8 @@ use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::{Arrival, Asker, RequestId, Unusable};
 use crate::limiter::queue::shared::Shared;
 use crate::limiter::queue::slot::Source;
-use crate::limiter::queue::worker::core::events::{Action, Around, Back, Event, Limits, LocalAnswer};
+use crate::limiter::queue::worker::events::{Action, Around, Back, Event, LocalAnswer};
+use crate::limiter::queue::worker::limits::Limits;
 use crate::limiter::recovery::link::{Link, Terms};
 use crate::limiter::store::clock::StoreClock;
 use crate::limiter::tests;
@@ -65,18 +66,18 @@ fn limits(policy: OnStoreFailure, max_waiting: u32) -> Limits {
     }
 }
 
-struct Driven(Worker);
+struct Driven(LineCore);
 
 impl Driven {
     fn new(policy: OnStoreFailure) -> Driven {
-        Driven(Worker::new(limits(policy, 100), SECOND, START))
+        Driven(LineCore::new(limits(policy, 100), SECOND, START))
     }
 
     /// Its store is this replica's own memory, which cannot fail.
     fn of_own_memory() -> Driven {
         let limits = limits(OnStoreFailure::Local, 100);
         let terms = limits.terms.without_failures();
-        Driven(Worker::new(Limits { terms, ..limits }, SECOND, START))
+        Driven(LineCore::new(Limits { terms, ..limits }, SECOND, START))
     }
 
     fn on(&mut self, now: Moment, events: Vec<Event>) -> Vec<Action> {
@@ -157,7 +158,7 @@ fn a_cost_above_a_ceiling_is_refused_with_what_the_class_can_hold() {
     let bound = Bound { name: "ceiling rest".into(), ppm: 300_000, classes: vec![1] };
     limits.refs.push(LimiterRef::ceiling(&limiter, None, &bound, SHOWN));
     limits.shared.as_mut().unwrap().ceilings = vec![bound.classes];
-    let mut core = Driven(Worker::new(limits, SECOND, START));
+    let mut core = Driven(LineCore::new(limits, SECOND, START));
     let mut refused = |request, name, cost| {
         let Event::Arrived(arrival) = arrival(request, name, START) else { panic!() };
         let costs = Permits::new(cost).unwrap().into();
@@ -338,7 +339,7 @@ fn a_pause_without_the_store_refuses_at_once_who_waits_less_long() {
 
 #[test]
 fn no_more_of_a_class_wait_than_may_while_the_store_cannot_be_asked() {
-    let mut core = Driven(Worker::new(limits(OnStoreFailure::Local, 2), SECOND, START));
+    let mut core = Driven(LineCore::new(limits(OnStoreFailure::Local, 2), SECOND, START));
     core.on(START, vec![Event::Reporting(true)]);
     let arrivals = (0..4).map(|request| arrival(request, "etl", START)).chain([arrival(9, "web", START)]);
     let actions = core.on(START, arrivals.collect());

@@ -13,7 +13,7 @@ const WORK: (Micros, Micros) = (Micros(200), Micros(10));
 
 /// A replica: its core, and its call under way.
 struct Fresh {
-    core: Worker,
+    core: BookedCore,
     /// When the call reaches the store.
     asked: Option<(Moment, Call)>,
     /// When the answer comes, and how many requests it is for.
@@ -52,7 +52,7 @@ fn burst(lasts: Micros) -> Vec<(Moment, Micros)> {
     let limits = Limits { guard: Micros::from_millis(10), ..limits(100, 30, OnStoreFailure::Local) };
     let store = MemoryStore::new(Clock::of_runtime());
     let fresh = || Fresh {
-        core: Worker::new(limits.clone(), SECOND, START),
+        core: BookedCore::new(limits.clone(), SECOND, START),
         asked: None,
         answered: None,
         offered: Vec::new(),
@@ -152,7 +152,7 @@ fn lead(actions: &[Action]) -> Option<Micros> {
 #[test]
 fn a_burst_is_booked_as_far_ahead_as_it_takes_to_read_it() {
     const AHEAD: Micros = Micros::from_millis(20);
-    let mut core = Driven(Worker::new(limits(100, 30, OnStoreFailure::Local), SECOND, START));
+    let mut core = Driven(BookedCore::new(limits(100, 30, OnStoreFailure::Local), SECOND, START));
     let burst = |from: u32, now| (from..from + 16).map(|request| arrival(request, now, 30_000)).collect();
     let all = |at: Moment| booked(at, &[shown(at); 16]);
     assert_eq!(lead(&core.on(START, vec![arrival(0, START, 30_000)])), Some(Micros::ZERO), "one alone");
@@ -168,7 +168,7 @@ fn a_burst_is_booked_as_far_ahead_as_it_takes_to_read_it() {
     let asked = core.on(after(1600), vec![all(after(1500))]);
     assert_eq!(lead(&asked), Some(AHEAD), "those asked for in their place");
     // Where so many may not wait, they take what comes.
-    core = Driven(Worker::new(
+    core = Driven(BookedCore::new(
         Limits { max_waiting: 15, ..limits(100, 30, OnStoreFailure::Local) },
         SECOND,
         START,
@@ -179,7 +179,7 @@ fn a_burst_is_booked_as_far_ahead_as_it_takes_to_read_it() {
 #[test]
 fn a_burst_is_not_booked_ahead_where_most_of_the_limit_is_left() {
     for (left, ahead) in [(64, 20), (1000, 0)] {
-        let mut core = Driven(Worker::new(limits(1000, 30, OnStoreFailure::Local), SECOND, START));
+        let mut core = Driven(BookedCore::new(limits(1000, 30, OnStoreFailure::Local), SECOND, START));
         core.on(START, vec![arrival(0, START, 30_000)]);
         let answer = Answer {
             now: shown(START),

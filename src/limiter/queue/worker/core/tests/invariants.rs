@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::super::Worker;
+use super::super::BookedCore;
 use crate::limiter::model::Permits;
 
 /// Returns how many slots of each cost are asked for in place of others: with the next calls, and with those under way.
-fn asked_for(core: &Worker) -> BTreeMap<Permits, usize> {
+fn asked_for(core: &BookedCore) -> BTreeMap<Permits, usize> {
     let mut asked_for: BTreeMap<Permits, usize> = BTreeMap::new();
     let mut add = |cost: Permits, count: usize| *asked_for.entry(cost).or_default() += count;
     core.owed.replace.iter().for_each(|(cost, count)| add(*cost, *count));
@@ -22,7 +22,7 @@ fn asked_for(core: &Worker) -> BTreeMap<Permits, usize> {
 }
 
 /// Checks that each request has a slot, held or asked for, and that what is asked for is the sum of what calls ask for.
-pub(super) fn hold(core: &Worker) {
+pub(super) fn hold(core: &BookedCore) {
     if core.stay.is_closing() {
         assert!(core.owed.replace.is_empty() && core.waiting() == 0, "{core:?}");
         return;

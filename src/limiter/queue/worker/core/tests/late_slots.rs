@@ -1,8 +1,8 @@
 //! A slot that comes too late, and its request.
 
 use super::{
-    Action, Around, Back, Driven, Event, Limits, Link, OnStoreFailure, Refusal, RequestId, SECOND, START,
-    Unusable, Worker, after, around, arrival, booked, booked_locally, is_booking, is_granted, limits,
+    Action, Around, Back, BookedCore, Driven, Event, Limits, Link, OnStoreFailure, Refusal, RequestId,
+    SECOND, START, Unusable, after, around, arrival, booked, booked_locally, is_booking, is_granted, limits,
     locally_booked, refusal, shown,
 };
 use crate::clock::{Micros, Moment};
@@ -191,7 +191,7 @@ fn a_late_slot_books_no_more_of_a_long_queue_anew_than_a_call_may_move() {
 /// Drives a worker whose requests may not wait, of a store that answers after so long.
 fn without_a_queue(latency: Micros) -> impl FnMut(Moment, Vec<Event>) -> Vec<Action> {
     let limits = Limits { max_waiting: 0, ..limits(10, 0, OnStoreFailure::Local) };
-    let mut core = Worker::new(limits, SECOND, START);
+    let mut core = BookedCore::new(limits, SECOND, START);
     move |now, events| {
         let mut out = Vec::new();
         core.on(events, &Around { latency, ..around(now) }, &mut out);
@@ -236,7 +236,7 @@ fn no_more_wait_for_the_end_of_a_pause_than_may_though_their_slots_were_there_at
     let mut limits = limits(10, 5, OnStoreFailure::Reject);
     limits.max_waiting = 2;
     let pause = Paused { limiter: limits.refs[0].name.clone(), from: START, until: after(500) };
-    let mut core = Driven(Worker::new(limits, SECOND, START));
+    let mut core = Driven(BookedCore::new(limits, SECOND, START));
     core.on(START, (0..5).map(|request| arrival(request, START, 5000)).collect());
     let slots = [shown(after(1)); 5];
     let actions = core.on(after(2), vec![Event::Paused(Some(pause)), booked(after(2), &slots)]);
@@ -276,7 +276,7 @@ fn a_request_whose_slot_goes_to_the_request_of_a_late_one_is_not_refused_for_tha
 fn nobody_waits_beyond_its_deadline_for_the_slot_of_a_late_one_of_a_store_that_answers_at_once() {
     let limits = limits(10, 1, OnStoreFailure::Local);
     let terms = limits.terms.without_failures();
-    let mut core = Driven(Worker::new(Limits { terms, ..limits }, SECOND, START));
+    let mut core = Driven(BookedCore::new(Limits { terms, ..limits }, SECOND, START));
     core.on(START, vec![arrival(0, START, 5000), arrival(1, START, 1000)]);
     core.on(after(1), vec![booked(after(1), &[shown(after(100)), shown(after(200))])]);
     // The first slot is late, and the next ones that are free lie beyond the wait of the second request.

@@ -1,7 +1,7 @@
 //! Requests that leave before they have a place.
 
 use super::*;
-use crate::limiter::queue::worker::core::events::Remains;
+use crate::limiter::queue::worker::events::Remains;
 
 /// Returns the requests that a core before this one has left.
 fn taken_over() -> Driven {

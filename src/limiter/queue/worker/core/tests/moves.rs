@@ -28,7 +28,7 @@ fn call(actions: &[Action]) -> Option<&Call> {
 
 #[test]
 fn void_slots_make_room_in_the_limiters_that_have_not_moved_before_they_are_rescheduled() {
-    let mut core = Driven(Worker::new(two_limiters(), SECOND, START));
+    let mut core = Driven(BookedCore::new(two_limiters(), SECOND, START));
     core.on(START, vec![arrival(0, START, 5000)]);
     let slot = shown(after(900));
     let first = Answer {
@@ -75,7 +75,7 @@ fn both_moved(now: Moment, number: u64, paused: [Micros; 2], outcomes: Vec<(u64,
 
 /// Returns the first call after the bookings of both limiters have moved, which end their pauses at some instants, and the core behind it.
 fn call_after_both_moved(limits: Limits, paused: [Micros; 2]) -> (Call, Driven) {
-    let mut core = Driven(Worker::new(limits, SECOND, START));
+    let mut core = Driven(BookedCore::new(limits, SECOND, START));
     core.on(START, vec![arrival(0, START, 5000)]);
     let booked = vec![(1, Outcome::Booked(shown(after(900))))];
     core.on(after(1), vec![both_moved(after(1), 0, [Micros::ZERO; 2], booked)]);
@@ -124,7 +124,7 @@ fn void_slots_are_rescheduled_in_the_limiter_that_is_paused_for_longest() {
 /// A script that has done enough leaves some of the void slots.
 #[test]
 fn void_slots_that_an_answer_leaves_go_with_the_next_call() {
-    let mut core = Driven(Worker::new(limits(10, 5, OnStoreFailure::Local), SECOND, START));
+    let mut core = Driven(BookedCore::new(limits(10, 5, OnStoreFailure::Local), SECOND, START));
     core.on(START, vec![arrival(0, START, 5000), arrival(1, START, 5000)]);
     let (first, second) = (shown(after(900)), shown(after(950)));
     let answer = |now: Moment, number: u64, rescheduled: &[Micros], outcomes| {
@@ -150,7 +150,7 @@ fn void_slots_that_an_answer_leaves_go_with_the_next_call() {
 
 #[test]
 fn a_request_whose_wait_ends_while_its_moved_slot_waits_for_others_is_told_of_the_limit() {
-    let mut core = Driven(Worker::new(two_limiters(), SECOND, START));
+    let mut core = Driven(BookedCore::new(two_limiters(), SECOND, START));
     core.on(START, vec![arrival(0, START, 550)]);
     let first = Answer {
         now: shown(after(1)),
@@ -172,7 +172,7 @@ fn a_request_whose_wait_ends_while_its_moved_slot_waits_for_others_is_told_of_th
 #[test]
 fn behind_many_slots_a_call_is_made_though_heartbeats_spare_it() {
     for (passed, is_called) in [(500, false), (512, true)] {
-        let mut core = Driven(Worker::new(limits(1000, 5, OnStoreFailure::Local), SECOND, START));
+        let mut core = Driven(BookedCore::new(limits(1000, 5, OnStoreFailure::Local), SECOND, START));
         let slot = |number| shown(after(if number < passed { 100 } else { 900 }));
         let mut actions = core.on(START, (0..600).map(|number| arrival(number, START, 5000)).collect());
         let mut asked = 0;
@@ -191,7 +191,7 @@ fn behind_many_slots_a_call_is_made_though_heartbeats_spare_it() {
 /// By the answer to its call it is due 0.12 s later, as far as the clocks may have drifted apart by then.
 #[test]
 fn a_slot_far_ahead_is_due_when_the_store_says_as_long_as_heartbeats_are_heard() {
-    let mut core = Driven(Worker::new(limits(1, 900, OnStoreFailure::Local), SECOND, START));
+    let mut core = Driven(BookedCore::new(limits(1, 900, OnStoreFailure::Local), SECOND, START));
     core.on(START, vec![arrival(0, START, 700_000)]);
     let slot = after(600_000);
     core.on(after(1), vec![booked(after(1), &[shown(slot)])]);

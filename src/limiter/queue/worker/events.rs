@@ -7,7 +7,7 @@ use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 use crate::limiter::queue::refusal_cache::RefusalCache;
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId, Unusable};
 use crate::limiter::queue::slot::{Slot, Source};
-pub(in crate::limiter) use crate::limiter::queue::worker::limits::Limits;
+use crate::limiter::queue::worker::limits::Limits;
 use crate::limiter::recovery::link::Link;
 use crate::limiter::store::clock::StoreClock;
 
