@@ -279,7 +279,7 @@ mod tests {
             [(2 * known.changes() + 1, true)]
         );
         let mut lossy = ledger(3);
-        lossy.forget(6, Micros::from_millis(1001));
+        lossy.mark_forgotten(6, Micros::from_millis(1001));
         let last = replica.said(&lossy, at(1), Telling::Last).told;
         assert!(last.iter().all(|copy| !copy.is_final), "some was not reported: {last:?}");
     }

@@ -4,7 +4,7 @@
 //! An [epoch](crate::limiter::model::epoch::Epoch) is the time between two doubts of what the store knows. Invariants:
 //! - no slot is used that was booked in an earlier epoch than the latest one known ([`StoreSession::epoch`]). So every slot
 //!   of an earlier memory that is ever used lies at or before the instant at which the ledger moves it to what is to be written
-//!   back ([`Forget`](crate::limiter::recovery::link::SessionAction::Forget));
+//!   back ([`WriteBack`](crate::limiter::recovery::link::SessionAction::WriteBack));
 //! - the store grants nothing in the first moments of an epoch, and each replica's heartbeat reaches it at least twice
 //!   meanwhile;
 //! - a replica says that it has reported everything only when the store has confirmed each write of that epoch. Until each member
@@ -33,11 +33,11 @@ const RETRIED: u32 = 4;
 /// The longest time that a replica spends on saying farewell.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
 
-/// The news of a heartbeat that queues must know.
+/// The notices of a heartbeat to queues.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::limiter) enum News<'a> {
+pub(in crate::limiter) enum HeartbeatNotice<'a> {
     /// A new epoch has begun, or the store is away or back.
-    Lost,
+    LinkChanged,
     /// Bookings of these were moved, or the next call moves them, as of an instant of the store's clock.
     Moved(&'a [Moved], Micros),
     /// Bookings of any limiter may be moved by the next call, as of an instant of the store's clock.
@@ -52,7 +52,7 @@ pub(in crate::limiter) struct Recovery<F> {
     tell: F,
 }
 
-impl<F: Fn(News<'_>)> Recovery<F> {
+impl<F: Fn(HeartbeatNotice<'_>)> Recovery<F> {
     /// Creates the heartbeat of a session; `tell` tells queues what they must know.
     pub(in crate::limiter) fn new(
         session: Weak<StoreSession>,
@@ -75,7 +75,7 @@ impl<F: Fn(News<'_>)> Recovery<F> {
             // Workers look seldom while their slots are far.
             let known = session.advance(session.moment()).link;
             if link.replace(known).is_some_and(|before| is_another(before, known)) {
-                (self.tell)(News::Lost);
+                (self.tell)(HeartbeatNotice::LinkChanged);
             }
             let interval = session.terms.heartbeat.to_duration();
             // A lost answer is made up for before the fleet's silence is a doubt.
@@ -96,7 +96,7 @@ impl<F: Fn(News<'_>)> Recovery<F> {
 pub(in crate::limiter) async fn beat(
     session: &StoreSession,
     fallback: &Fallback,
-    tell: &impl Fn(News<'_>),
+    tell: &impl Fn(HeartbeatNotice<'_>),
 ) -> Result<(), StoreError> {
     for _ in 0..REPEATED_MAX {
         let Some(heartbeat) = next_heartbeat(session, fallback) else {
@@ -115,7 +115,7 @@ pub(in crate::limiter) async fn beat(
             return Ok(());
         }
         if session.answered(sent, answer.epoch) {
-            tell(News::Lost);
+            tell(HeartbeatNotice::LinkChanged);
         }
         // By a stepped clock, permits of members that have ended would seem to matter for another time than they do.
         if answer.epoch.id >= session.epoch_least() {
@@ -145,8 +145,8 @@ fn is_another(before: Link, now: Link) -> bool {
 
 /// Returns the next heartbeat; `None` once this replica has left.
 fn next_heartbeat(session: &StoreSession, fallback: &Fallback) -> Option<Heartbeat> {
-    let (epoch, followed) = (session.epoch_least(), session.followed_until());
-    let mut heartbeat = session.members().heartbeat(fallback.replica, epoch, followed, session.moment())?;
+    let (epoch, told_until) = (session.epoch_least(), session.moves_told_until());
+    let mut heartbeat = session.members().heartbeat(fallback.replica, epoch, told_until, session.moment())?;
     if heartbeat.reported.memory == 0 && session.ledger().has_unreported() {
         // It was granted nothing by the store, but something without it.
         heartbeat.reported = Reported { memory: 1, epoch: 1 };
@@ -178,18 +178,18 @@ fn tell_moves(
     fallback: &Fallback,
     sent: Moment,
     answer: &HeartbeatAnswer,
-    tell: &impl Fn(News<'_>),
+    tell: &impl Fn(HeartbeatNotice<'_>),
 ) {
     let at = answer.epoch.now;
     if session.members().learn(fallback.replica, answer, session.moment()) {
-        tell(News::AllMoved(at));
+        tell(HeartbeatNotice::AllMoved(at));
     }
     let moved = answer.moved.as_deref().unwrap_or_default();
     if !moved.is_empty() {
-        tell(News::Moved(moved, at));
+        tell(HeartbeatNotice::Moved(moved, at));
     }
     let is_complete = answer.moved.is_some();
-    session.on(SessionEvent::Told { sent, epoch: answer.epoch, is_complete }, session.moment());
+    session.on(SessionEvent::MovesTold { sent, epoch: answer.epoch, is_complete }, session.moment());
 }
 
 /// Says farewell to the store. The permits that this replica was granted matter still.

@@ -296,7 +296,7 @@ impl Ledger {
 
     /// Notes that the store has lost its memory at `latest` of its clock: grants up to then are to be written back, and later
     /// bookings are void. `memory` is its new one.
-    pub(in crate::limiter) fn forget(&mut self, memory: u64, latest: Micros) {
+    pub(in crate::limiter) fn mark_forgotten(&mut self, memory: u64, latest: Micros) {
         self.memory = memory;
         self.changes += 1;
         self.void_after(latest);

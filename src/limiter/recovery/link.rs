@@ -113,9 +113,9 @@ pub(in crate::limiter) enum SessionEvent {
         sent: Moment,
     },
     /// The ledger has followed the resets until this instant of the store's clock.
-    Followed(Micros),
+    ResetsFollowed(Micros),
     /// All queues whose bookings were moved have been told, up to a heartbeat.
-    Told {
+    MovesTold {
         /// When the heartbeat was sent.
         sent: Moment,
         /// Its epoch, and the instant at which it was carried out.
@@ -132,14 +132,14 @@ pub(in crate::limiter) enum SessionEvent {
 pub(in crate::limiter) enum SessionAction {
     /// The store's clock was stepped: move the ledger with it.
     Step(Step),
-    /// A new epoch has begun: wake all workers and the heartbeat. Slots after this instant of the store's clock are void, and were not
+    /// A new epoch has begun: wake all workers and the heartbeat. Slots after an instant of the store's clock are void, and were not
     /// used.
-    Lose {
+    VoidSlots {
         /// The latest slot that can have been used.
-        until: Micros,
+        after: Micros,
     },
     /// The store has lost its memory of all grants up to this instant of its clock: they are to be written back to the new one.
-    Forget {
+    WriteBack {
         /// The new memory.
         memory: u64,
         /// The latest time that the store's clock may show.
@@ -151,7 +151,7 @@ pub(in crate::limiter) enum SessionAction {
 
 /// How far queues have been told which bookings the store has moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::limiter) struct Followed {
+pub(in crate::limiter) struct MovesTold {
     /// The instant from which on nothing was missed, by the store's clock.
     pub(in crate::limiter) from: Micros,
     /// The instant of the latest heartbeat.
@@ -198,7 +198,7 @@ pub(in crate::limiter) struct Session {
     pub(in crate::limiter) outages: Outages,
     pub(in crate::limiter) resets: Resets,
     /// How far queues have been told what was moved in this epoch; `None` before its first heartbeat.
-    pub(in crate::limiter) followed: Option<Followed>,
+    pub(in crate::limiter) moves_told: Option<MovesTold>,
 }
 
 impl Session {
@@ -214,7 +214,7 @@ impl Session {
             required_epoch: 0,
             outages: Outages::default(),
             resets: Resets::default(),
-            followed: None,
+            moves_told: None,
         }
     }
 
@@ -238,8 +238,8 @@ impl Session {
                 }
             }
             SessionEvent::Failed { sent } => self.failed(sent),
-            SessionEvent::Followed(at) => self.resets.followed = self.resets.followed.max(at),
-            SessionEvent::Told { sent, epoch, is_complete } => self.told(sent, epoch, is_complete),
+            SessionEvent::ResetsFollowed(at) => self.resets.followed = self.resets.followed.max(at),
+            SessionEvent::MovesTold { sent, epoch, is_complete } => self.told(sent, epoch, is_complete),
             SessionEvent::Tick => {}
         }
         self.tick(now);
@@ -259,7 +259,7 @@ impl Session {
             && epoch.id != 0
         {
             out.push(SessionAction::Step(step));
-            self.followed = None;
+            self.moves_told = None;
             // The times of later resets are on another clock.
             self.resets = Resets::default();
             // A new epoch in this answer is not enough, even of a new memory: it may have begun before the step, and what others
@@ -279,8 +279,8 @@ impl Session {
         if epoch.id != self.epoch_least() {
             return;
         }
-        let from = self.followed.filter(|_| is_complete).map_or(epoch.now, |followed| followed.from);
-        self.followed = Some(Followed { from, until: epoch.now, sent });
+        let from = self.moves_told.filter(|_| is_complete).map_or(epoch.now, |told| told.from);
+        self.moves_told = Some(MovesTold { from, until: epoch.now, sent });
     }
 
     /// Takes in the epoch of an answer. Returns whether it is later than all before.
@@ -292,13 +292,13 @@ impl Session {
         let until = self.clock.map_or(epoch.now, |clock| clock.used_until(last_use));
         if self.memory < epoch.memory {
             self.memory = epoch.memory;
-            out.push(SessionAction::Forget { memory: epoch.memory, until });
+            out.push(SessionAction::WriteBack { memory: epoch.memory, until });
         }
         if before < epoch.id {
-            self.followed = None;
+            self.moves_told = None;
         }
         if before != 0 && before < epoch.id {
-            out.push(SessionAction::Lose { until });
+            out.push(SessionAction::VoidSlots { after: until });
         }
         if epoch.reset_at > self.resets.announced {
             self.resets.announced = epoch.reset_at;

@@ -13,7 +13,7 @@ use crate::limiter::recovery::copies::Copies;
 use crate::limiter::recovery::earlier_layout::EarlierLayout;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::ledger::Ledger;
-use crate::limiter::recovery::link::{Followed, Link, Session, SessionAction, SessionEvent, Terms};
+use crate::limiter::recovery::link::{Link, MovesTold, Session, SessionAction, SessionEvent, Terms};
 use crate::limiter::recovery::members::Members;
 use crate::limiter::store::Store;
 use crate::limiter::store::call_gate::CallGate;
@@ -49,7 +49,7 @@ pub(in crate::limiter) struct Known {
     /// The earliest epoch whose answers are accepted.
     pub(in crate::limiter) epoch_least: u64,
     /// How far queues have been told what was moved in the epoch.
-    pub(in crate::limiter) followed: Option<Followed>,
+    pub(in crate::limiter) moves_told: Option<MovesTold>,
 }
 
 impl StoreSession {
@@ -101,9 +101,9 @@ impl StoreSession {
         let mut state = self.state();
         // Time may have passed until the lock was free, in which permits were used by what was known before.
         state.on(event, now.max(self.moment()), &mut actions);
-        let Session { link, followed, .. } = *state;
+        let Session { link, moves_told, .. } = *state;
         let clock = state.clock();
-        let known = Known { link, clock, epoch_least: state.epoch_least(), followed };
+        let known = Known { link, clock, epoch_least: state.epoch_least(), moves_told };
         self.usable.store(link.usable_epoch().map_or(0, |epoch| epoch + 1), Ordering::Release);
         drop(state);
         for action in &actions {
@@ -116,13 +116,13 @@ impl StoreSession {
                     self.ledger().step(*step);
                     self.copies().step(*step);
                 }
-                SessionAction::Forget { memory, until } => self.ledger().forget(*memory, *until),
-                SessionAction::Lose { until } => self.ledger().void_after(*until),
+                SessionAction::WriteBack { memory, until } => self.ledger().mark_forgotten(*memory, *until),
+                SessionAction::VoidSlots { after } => self.ledger().void_after(*after),
                 SessionAction::Reset => {}
             }
             self.changed.notify_one();
         }
-        (known, actions.iter().any(|action| matches!(action, SessionAction::Lose { .. })))
+        (known, actions.iter().any(|action| matches!(action, SessionAction::VoidSlots { .. })))
     }
 
     /// Advances to `now`: a doubt may have become an outage, or an epoch may have opened. Returns what is known then.
@@ -162,14 +162,14 @@ impl StoreSession {
             let local_at = fallback.clock.now() - (now - reset.at);
             self.ledger().reset(reset, local_at);
             fallback.store.reset_at(local_at, &reset.name, reset.partition);
-            self.on(SessionEvent::Followed(reset.at), self.moment());
+            self.on(SessionEvent::ResetsFollowed(reset.at), self.moment());
             info!(limiter = %reset.name, "reset: earlier use no longer counts");
         }
     }
 
     /// Returns the instant until which queues have been told what was moved in the epoch; zero: not at all.
-    pub(in crate::limiter) fn followed_until(&self) -> Micros {
-        self.state().followed.map_or(Micros::ZERO, |followed| followed.until)
+    pub(in crate::limiter) fn moves_told_until(&self) -> Micros {
+        self.state().moves_told.map_or(Micros::ZERO, |told| told.until)
     }
 
     /// Returns when the store's outage began; `None` if there is none.

@@ -20,7 +20,7 @@ use crate::limiter::model::{
 };
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::fleet::{Fleet, MEMBERSHIP_TTL};
-use crate::limiter::recovery::heartbeat::{News, Recovery, beat, leave};
+use crate::limiter::recovery::heartbeat::{HeartbeatNotice, Recovery, beat, leave};
 use crate::limiter::recovery::link::{Link, SessionEvent};
 use crate::limiter::recovery::offline_grants::OwnPart;
 use crate::limiter::recovery::session::StoreSession;
@@ -162,7 +162,7 @@ struct Stage {
     store: Arc<Scripted>,
     session: Arc<StoreSession>,
     fallback: Arc<Fallback>,
-    news: Arc<Mutex<Vec<String>>>,
+    notices: Arc<Mutex<Vec<String>>>,
 }
 
 impl Stage {
@@ -177,7 +177,7 @@ impl Stage {
             fleet: Fleet::new(ME, 0),
         };
         let session = Arc::new(StoreSession::new(store.clone(), clock));
-        Stage { store, session, fallback: Arc::new(fallback), news: Arc::default() }
+        Stage { store, session, fallback: Arc::new(fallback), notices: Arc::default() }
     }
 
     /// Returns a replica that has reported to the first memory of its store, of which another one is a member.
@@ -191,7 +191,7 @@ impl Stage {
         stage.begin(3, 3);
         stage.beats().await.unwrap();
         stage.told();
-        stage.news();
+        stage.notices();
         // Its heartbeat was woken by the new memory.
         let _ = stage.session.changed().now_or_never();
         stage
@@ -210,15 +210,15 @@ impl Stage {
         beat(&self.session, &self.fallback, &self.tell()).await
     }
 
-    fn tell(&self) -> impl Fn(News<'_>) + Send + 'static {
-        let news = self.news.clone();
+    fn tell(&self) -> impl Fn(HeartbeatNotice<'_>) + Send + 'static {
+        let notices = self.notices.clone();
         move |told| {
             let told = match told {
-                News::Lost => "lost".to_owned(),
-                News::Moved(moved, _) => format!("moved {}", moved[0].0),
-                News::AllMoved(_) => "all moved".to_owned(),
+                HeartbeatNotice::LinkChanged => "link changed".to_owned(),
+                HeartbeatNotice::Moved(moved, _) => format!("moved {}", moved[0].0),
+                HeartbeatNotice::AllMoved(_) => "all moved".to_owned(),
             };
-            news.lock().unwrap().push(told);
+            notices.lock().unwrap().push(told);
         }
     }
 
@@ -228,8 +228,8 @@ impl Stage {
         (std::mem::take(&mut script.heartbeats), std::mem::take(&mut script.writes))
     }
 
-    fn news(&self) -> Vec<String> {
-        std::mem::take(&mut self.news.lock().unwrap())
+    fn notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.notices.lock().unwrap())
     }
 
     /// Grants permits of the store, now.
@@ -278,7 +278,7 @@ async fn a_new_replica_has_reported_with_its_second_heartbeat() {
         [reported(0, 0), reported(3, 3)]
     );
     assert_eq!((heartbeats[0].known_epoch, heartbeats[1].known_epoch, writes.len()), (0, 3, 0));
-    assert!(heartbeats[1].heard > Micros::ZERO && stage.news().is_empty());
+    assert!(heartbeats[1].heard > Micros::ZERO && stage.notices().is_empty());
     stage.beats().await.unwrap();
     assert_eq!(stage.told().0.len(), 1, "the store knows all");
     // The members have changed: the store learns at once that this replica knows.
@@ -292,7 +292,7 @@ async fn a_store_that_never_loses_its_memory_is_told_nothing_further() {
     let stage = Stage::new();
     stage.beats().await.unwrap();
     assert_eq!(stage.told().0.len(), 1);
-    assert_eq!((stage.session.epoch(), stage.session.followed_until()), (0, Micros::ZERO));
+    assert_eq!((stage.session.epoch(), stage.session.moves_told_until()), (0, Micros::ZERO));
 }
 
 #[tokio::test(start_paused = true)]
@@ -347,30 +347,29 @@ async fn copies_are_told_once_the_store_knows_all() {
 #[tokio::test(start_paused = true)]
 async fn queues_hear_what_was_moved() {
     let (stage, (_, a)) = (Stage::settled().await, any_limiter());
-    let followed = stage.session.followed_until();
+    let followed = stage.session.moves_told_until();
     assert!(followed > Micros::ZERO);
     pass(100).await;
     stage.change(|script| script.answer.moved = Some(vec![(a.name.clone(), None)]));
     stage.beats().await.unwrap();
-    assert_eq!(stage.news(), [format!("moved {}", a.name)]);
-    assert_eq!(stage.session.followed_until(), followed + Micros::from_millis(100));
-    let from =
-        |stage: &Stage| stage.session.advance(stage.session.moment()).followed.map(|followed| followed.from);
+    assert_eq!(stage.notices(), [format!("moved {}", a.name)]);
+    assert_eq!(stage.session.moves_told_until(), followed + Micros::from_millis(100));
+    let from = |stage: &Stage| stage.session.advance(stage.session.moment()).moves_told.map(|told| told.from);
     assert_eq!(from(&stage), Some(followed));
     stage.change(|script| (script.answer.moved, script.answer.reports) = (None, Reports::Awaited));
     stage.beats().await.unwrap();
-    assert_eq!((stage.news().is_empty(), from(&stage)), (true, Some(stage.session.followed_until())));
+    assert_eq!((stage.notices().is_empty(), from(&stage)), (true, Some(stage.session.moves_told_until())));
     stage.change(|script| script.answer.reports = Reports::Complete);
     stage.beats().await.unwrap();
-    assert_eq!(stage.news(), ["all moved"]);
+    assert_eq!(stage.notices(), ["all moved"]);
     // An answer of an epoch that is over tells of nothing.
     stage.begin(5, 5);
     stage.beats().await.unwrap();
-    stage.news();
+    stage.notices();
     stage.begin(4, 4);
     stage.change(|script| script.answer.moved = Some(vec![(a.name.clone(), None)]));
     stage.beats().await.unwrap();
-    assert_eq!((stage.news(), stage.session.epoch()), (vec![], 5));
+    assert_eq!((stage.notices(), stage.session.epoch()), (vec![], 5));
 }
 
 #[tokio::test(start_paused = true)]
@@ -408,11 +407,14 @@ async fn heartbeats_come_at_their_interval_and_sooner_where_one_failed() {
     let failed = count(&stage);
     assert!((4..=6).contains(&failed), "each 50 ms from the first failure on: {failed}");
     pass(700).await;
-    assert!(stage.news().contains(&"lost".to_owned()), "the queues look at once when the store is away");
+    assert!(
+        stage.notices().contains(&"link changed".to_owned()),
+        "the queues look at once when the store is away"
+    );
     stage.change(|script| script.is_away = false);
-    stage.news();
+    stage.notices();
     pass(60).await;
-    assert_eq!(stage.news(), ["lost"], "and when it is back");
+    assert_eq!(stage.notices(), ["link changed"], "and when it is back");
     count(&stage);
     stage.session.wake();
     pass(1).await;

@@ -17,7 +17,7 @@ use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::worker::settle_pauses;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::fleet::Fleet;
-use crate::limiter::recovery::heartbeat::{News, Recovery, beat, leave};
+use crate::limiter::recovery::heartbeat::{HeartbeatNotice, Recovery, beat, leave};
 use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::registry::in_force::InForce;
 use crate::limiter::registry::inspection::{Inspection, LimiterStatus, NotFound, Tally};
@@ -238,7 +238,7 @@ impl Limiters {
         self.fleet().register_replica(&*self.in_force.sessions.overall.store).await;
         let (sessions, queues) = (self.in_force.sessions.that_may_fail(), &self.in_force.queues);
         let settled = |session: Arc<StoreSession>| async move {
-            let tell = |news: News<'_>| queues.tell_news(news);
+            let tell = |notice: HeartbeatNotice<'_>| queues.notify(notice);
             while beat(&session, &queues.fallback, &tell).await.is_ok()
                 && session.advance(session.moment()).link.is_settling()
             {
@@ -259,7 +259,7 @@ impl Limiters {
                 let session = Arc::downgrade(&session);
                 if !recovered.iter().any(|other| other.ptr_eq(&session)) {
                     recovered.push(session.clone());
-                    let tell = |news: News<'_>| queues.tell_news(news);
+                    let tell = |notice: HeartbeatNotice<'_>| queues.notify(notice);
                     recoveries.push(Recovery::new(session, queues.fallback.clone(), tell).run());
                 }
             }
@@ -301,8 +301,8 @@ impl Limiters {
     }
 
     fn announced(&self, announcement: &Announcement) {
-        let (queue, room) = match announcement {
-            Announcement::Freed { queue, freed: room } => (queue, *room),
+        let (queue, freed) = match announcement {
+            Announcement::Freed { queue, freed } => (queue, *freed),
             Announcement::Pause { name, partition, stretch, cause } => {
                 for active in self.active_limiters().into_iter().filter(|active| active.name == *name) {
                     self.log_pause(name, partition.is_some(), *stretch, *cause);
@@ -319,7 +319,7 @@ impl Limiters {
         };
         // Another replica may have limiters that this one's configuration does not name.
         if let Some(instances) = queue.iter().map(instance).collect::<Option<Vec<_>>>() {
-            self.in_force.queues.tell_room(&instances, room);
+            self.in_force.queues.notify_freed(&instances, freed);
         }
     }
 

@@ -147,7 +147,7 @@ impl PreparedLimiters {
         if !changed.is_empty() {
             let is_concerned =
                 |instance: &LimiterInstance| changed.iter().any(|changed| changed.concerns(instance));
-            in_force.queues.tell_changed(is_concerned);
+            in_force.queues.notify_changed(is_concerned);
         }
         for removed in before.iter().filter(|active| !kept.contains(&active.name)) {
             in_force.metrics.forget_limiter(removed.name.as_str());

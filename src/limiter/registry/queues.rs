@@ -26,7 +26,7 @@ use crate::limiter::queue::ticket::Demand;
 use crate::limiter::queue::waiting::FlowWaiting;
 use crate::limiter::queue::worker::{Siblings, Worker};
 use crate::limiter::recovery::fallback::Fallback;
-use crate::limiter::recovery::heartbeat::News;
+use crate::limiter::recovery::heartbeat::HeartbeatNotice;
 
 /// The number of maps, each under its own lock: many more than processors, so that two requests seldom want the same.
 const SHARDS: usize = 64;
@@ -162,7 +162,7 @@ impl Queues {
     }
 
     /// Tells the workers of queues with a changed limiter.
-    pub(in crate::limiter) fn tell_changed(&self, has_changed: impl Fn(&LimiterInstance) -> bool) {
+    pub(in crate::limiter) fn notify_changed(&self, has_changed: impl Fn(&LimiterInstance) -> bool) {
         self.each(|queue| {
             if queue.instances.iter().any(&has_changed) {
                 queue.notify_changed();
@@ -229,11 +229,11 @@ impl Queues {
     }
 
     /// Tells the workers what a heartbeat has heard.
-    pub(in crate::limiter) fn tell_news(&self, news: News<'_>) {
-        match news {
-            News::Lost => self.wake_all(),
-            News::AllMoved(at) => self.each(|queue| queue.notify_moved(at)),
-            News::Moved(moved, at) => {
+    pub(in crate::limiter) fn notify(&self, notice: HeartbeatNotice<'_>) {
+        match notice {
+            HeartbeatNotice::LinkChanged => self.wake_all(),
+            HeartbeatNotice::AllMoved(at) => self.each(|queue| queue.notify_moved(at)),
+            HeartbeatNotice::Moved(moved, at) => {
                 let moved: HashSet<&Moved> = moved.iter().collect();
                 let is_moved = |LimiterInstance { active, partition }: &LimiterInstance| {
                     moved.contains(&(active.name.clone(), *partition))
@@ -249,7 +249,7 @@ impl Queues {
     }
 
     /// Tells the worker of these limiters' queue, if there is one, of permits that were freed before its last slot.
-    pub(in crate::limiter) fn tell_room(&self, instances: &[LimiterInstance], freed: Freed) {
+    pub(in crate::limiter) fn notify_freed(&self, instances: &[LimiterInstance], freed: Freed) {
         let queue = self.shard(instances).get(instances).cloned();
         if let Some(queue) = queue {
             queue.notify_freed(freed);

@@ -133,7 +133,7 @@ impl Worker {
             self.session.ledger().record(&made.limiter_refs, &made.call, &answer);
         }
         self.observe_usage(made.at, &answer);
-        self.calling.hearing.answered(&answer);
+        self.calling.moves.answered(&answer);
         let refusal_budget = made.call.refusal_budget;
         self.events.push(Event::Answered { answer: Box::new(answer), refusal_budget, sent: made.at });
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::FuturesUnordered;
 
-use super::hearing::Hearing;
+use super::move_watch::MoveWatch;
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{Answer, Call};
@@ -45,7 +45,7 @@ pub(super) struct Calling {
     pub(super) limiter_refs: Arc<[LimiterRef]>,
     pub(super) under_way: Option<CallInFlight>,
     /// The news of heartbeats beside the answers.
-    pub(super) hearing: Hearing,
+    pub(super) moves: MoveWatch,
     /// Calls that were given up and may still complete. Nobody wants the slots that they book.
     pub(super) late: FuturesUnordered<CallInFlight>,
     /// The latest logged error of the store, and when it was logged.
@@ -68,7 +68,7 @@ impl Calling {
     pub(super) fn new(queue: &Queue) -> Calling {
         let limiter_refs = shared::limiter_refs(&queue.instances);
         let late = FuturesUnordered::new();
-        Calling { limiter_refs, under_way: None, hearing: Hearing::default(), late, warned: None }
+        Calling { limiter_refs, under_way: None, moves: MoveWatch::default(), late, warned: None }
     }
 
     /// Takes on the limits as configured now.

@@ -112,7 +112,7 @@ pub(in crate::limiter) enum Event {
     Moved,
     /// When the latest heartbeat was sent that tells of every move of the queue's bookings, and told of none since the queue's last answer;
     /// `None` if heartbeats do not tell.
-    Heard(Option<Moment>),
+    Unmoved(Option<Moment>),
     /// The pause in which no slot may be used; `None` for none. Told with each turn.
     Paused(Option<Paused>),
     /// A pause is being reported from now on, or no longer: nothing is booked meanwhile.

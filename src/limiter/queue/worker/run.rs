@@ -151,10 +151,10 @@ impl Worker {
         let link = self.own_fault.link(known.link, &self.session.terms, now);
         self.events.extend([Event::Linked(link), Event::Kept(holders > 0), Event::Paused(paused)]);
         if let Some(at) = events.moved {
-            self.calling.hearing.moved(at);
+            self.calling.moves.moved(at);
             self.events.push(Event::Moved);
         }
-        self.events.push(Event::Heard(self.calling.hearing.heard(known.followed)));
+        self.events.push(Event::Unmoved(self.calling.moves.unmoved_at(known.moves_told)));
         self.take_report(events.report, now);
         self.events.extend(events.freed.map(Event::Freed));
         let mut left = events.left;

@@ -195,7 +195,7 @@ fn what_a_request_has_cost_beyond_its_permits_is_told_to_a_store_that_has_lost_i
     ledger.charge(&a, at(300), 5);
     assert!(ledger.changes() > before, "other replicas are to know");
     ledger.charge(&limiter_ref("b", 60), at(400), 1);
-    ledger.forget(2, at(500));
+    ledger.mark_forgotten(2, at(500));
     assert_eq!(unreported(&mut ledger, &a, at(500)), [(at(0), 2), (at(300), 5)]);
     assert_eq!(unreported(&mut ledger, &limiter_ref("b", 60), at(500)), [(at(400), 1)]);
 }
@@ -206,7 +206,7 @@ fn a_store_that_has_lost_its_memory_is_told_what_it_had_granted() {
     book(&mut ledger, &[a.clone(), b.clone()], at(0), &[(at(0), 1), (at(500), 2), (at(501), 4)]);
     let before = ledger.changes();
     // No slot behind the last lease was used, so it is void.
-    ledger.forget(7, at(500));
+    ledger.mark_forgotten(7, at(500));
     let used = vec![(at(0), 1), (at(500), 2)];
     assert!(ledger.has_unreported() && ledger.lacks(&[limiter_ref("c", 60), a.clone()]));
     assert!(!ledger.lacks(&[limiter_ref("c", 60)]) && ledger.changes() > before);
@@ -232,10 +232,10 @@ fn a_store_that_has_lost_its_memory_is_told_what_it_had_granted() {
 fn a_report_to_a_memory_that_is_lost_meanwhile_is_made_again() {
     let (mut ledger, a) = (Ledger::default(), limiter_ref("a", 60));
     book(&mut ledger, std::slice::from_ref(&a), at(0), &[(at(0), 1)]);
-    ledger.forget(7, at(500));
+    ledger.mark_forgotten(7, at(500));
     let part = ledger.next_unreported(&a, at(0)).unwrap();
     assert!(matches!(part, Unreported::Forgotten { memory: 7, .. }));
-    ledger.forget(8, at(600));
+    ledger.mark_forgotten(8, at(600));
     ledger.confirm_report(&a, &part, at(700), at(0));
     assert_eq!(
         (unreported(&mut ledger, &a, at(0)), ledger.lacks(std::slice::from_ref(&a))),
@@ -261,7 +261,7 @@ fn bookings_behind_a_doubt_are_void() {
 fn all_grants_go_with_a_step_of_the_clock() {
     let (mut ledger, a) = (Ledger::default(), limiter_ref("a", 60));
     book(&mut ledger, std::slice::from_ref(&a), at(0), &[(at(0), 1)]);
-    ledger.forget(7, at(500));
+    ledger.mark_forgotten(7, at(500));
     book(&mut ledger, std::slice::from_ref(&a), at(600), &[(at(600), 1)]);
     let before = ledger.changes();
     ledger.step(Step::Forward(Micros(5000 * MILLI)));
@@ -287,7 +287,7 @@ fn a_reset_takes_what_was_granted_until_then() {
     let filled = || {
         let mut ledger = Ledger::default();
         book(&mut ledger, &everything, at(0), &[(at(0), 1), (at(100), 2)]);
-        ledger.forget(7, at(500));
+        ledger.mark_forgotten(7, at(500));
         book(&mut ledger, &everything, at(600), &[(at(600), 1), (at(700), 2)]);
         let parts: Vec<OwnPart> = everything.iter().map(part_of).collect();
         ledger.record_offline(at(800), &parts, &[(at(800), 1), (at(900), 1)]);
@@ -348,7 +348,7 @@ fn an_outage_without_grants_has_nothing_to_write_back() {
 fn a_limiter_that_moves_to_another_part_of_the_store_takes_its_grants_along() {
     let (mut before, a, b) = (Ledger::default(), limiter_ref("a", 60), limiter_ref("b", 60));
     book(&mut before, &[a.clone(), b], at(0), &[(at(0), 1)]);
-    before.forget(7, at(500));
+    before.mark_forgotten(7, at(500));
     book(&mut before, std::slice::from_ref(&a), at(600), &[(at(600), 2)]);
     let mut limiter =
         Limiter::clone(&tests::limiter(10, std::time::Duration::from_secs(1), std::time::Duration::ZERO));
@@ -376,7 +376,7 @@ fn what_is_taken_over_later_is_written_under_a_later_number() {
         Limiter::clone(&tests::limiter(10, std::time::Duration::from_secs(1), std::time::Duration::ZERO));
     limiter.name = name;
     let (mut ledger, mut other) = (Ledger::default(), Ledger::default());
-    ledger.forget(7, at(0));
+    ledger.mark_forgotten(7, at(0));
     let number = |ledger: &mut Ledger| match ledger.next_unreported(&a, at(0)) {
         Some(Unreported::Forgotten { number, .. }) => Some(number),
         _ => None,
@@ -405,7 +405,7 @@ fn what_is_taken_over_later_is_written_under_a_later_number() {
     ledger.confirm_report(&a, &part, at(20), at(0));
     assert_eq!((granted, ledger.granted_since(&a, at(0))), (7, 7));
     // The next memory begins later than so few microseconds ahead.
-    ledger.forget(1_000_000, at(100));
+    ledger.mark_forgotten(1_000_000, at(100));
     assert!(number(&mut ledger).is_some_and(|number| (1_000_000..1_000_010).contains(&number)));
 }
 
@@ -471,6 +471,6 @@ fn what_is_unreported_is_in_the_order_of_the_names() {
     let refs: Vec<LimiterRef> = ('a'..='p').map(|name| limiter_ref(&name.to_string(), 60)).collect();
     let mut ledger = Ledger::default();
     book(&mut ledger, &refs, at(0), &[(at(0), 1)]);
-    ledger.forget(7, at(500));
+    ledger.mark_forgotten(7, at(500));
     assert_eq!(ledger.unreported(), refs);
 }

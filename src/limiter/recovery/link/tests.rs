@@ -73,7 +73,7 @@ fn a_new_epoch_settles_and_then_opens() {
     let (link, actions) = answer(&mut session, 100, epoch(4, 100, Some(600)));
     let Link::Settling { epoch: 4, opens } = link else { panic!("{link:?}") };
     assert!(opens >= at(600) && opens < at(603), "{opens:?}");
-    assert!(matches!(actions[..], [SessionAction::Lose { .. }]), "{actions:?}");
+    assert!(matches!(actions[..], [SessionAction::VoidSlots { .. }]), "{actions:?}");
     // An answer from before the loss comes late.
     assert_eq!(answer(&mut session, 90, epoch(3, 91, None)).0, link);
     assert_eq!(on(&mut session, SessionEvent::Tick, opens).0, Link::Up { epoch: 4 });
@@ -111,7 +111,9 @@ fn slots_behind_the_last_lease_were_not_used() {
         on(&mut session, SessionEvent::Tick, at(800));
         let (_, actions) = answer(&mut session, 1200, with_memory(4, 1200 + stepped_by));
         let used = actions.iter().filter_map(|action| match action {
-            SessionAction::Forget { until, .. } | SessionAction::Lose { until } => Some(*until),
+            SessionAction::WriteBack { until, .. } | SessionAction::VoidSlots { after: until } => {
+                Some(*until)
+            }
             _ => None,
         });
         let lease = Micros::from_millis(1_000_000 + 495 + stepped_by);
@@ -129,7 +131,7 @@ fn a_loss_of_memory_behind_a_clock_that_stood_still_forgets_no_used_slot() {
     answer(&mut session, 100, with_memory(3, 97));
     let (_, actions) = answer(&mut session, 101, with_memory(4, 98));
     let forgotten = actions.iter().find_map(|action| match action {
-        SessionAction::Forget { until, .. } => Some(*until),
+        SessionAction::WriteBack { until, .. } => Some(*until),
         _ => None,
     });
     // Less what the two clocks may have drifted apart.
@@ -142,24 +144,22 @@ fn queues_have_followed_an_epoch_from_the_first_heartbeat_that_missed_nothing() 
     let mut session = session();
     answer(&mut session, 0, epoch(3, 0, None));
     let told = |session: &mut Session, id, millis, is_complete| {
-        let event = SessionEvent::Told { sent: at(millis), epoch: epoch(id, millis, None), is_complete };
+        let event = SessionEvent::MovesTold { sent: at(millis), epoch: epoch(id, millis, None), is_complete };
         on(session, event, at(millis + 1));
-        session
-            .followed
-            .map(|followed| (followed.from.0 / 1000 - 1_000_000, followed.until.0 / 1000 - 1_000_000))
+        session.moves_told.map(|told| (told.from.0 / 1000 - 1_000_000, told.until.0 / 1000 - 1_000_000))
     };
-    assert_eq!(session.followed, None);
+    assert_eq!(session.moves_told, None);
     assert_eq!(told(&mut session, 3, 10, false), Some((10, 10)));
     answer(&mut session, 15, epoch(3, 15, None));
     assert_eq!(told(&mut session, 3, 20, true), Some((10, 20)));
-    assert_eq!(session.followed.map(|followed| followed.sent), Some(at(20)));
+    assert_eq!(session.moves_told.map(|followed| followed.sent), Some(at(20)));
     assert_eq!(told(&mut session, 3, 30, false), Some((30, 30)), "some were missed");
     assert_eq!(told(&mut session, 2, 40, true), Some((30, 30)), "of an epoch that is over");
     answer(&mut session, 50, epoch(4, 50, None));
-    assert_eq!(session.followed, None, "in another epoch all begins anew");
+    assert_eq!(session.moves_told, None, "in another epoch all begins anew");
     assert_eq!(told(&mut session, 4, 60, true), Some((60, 60)));
     answer(&mut session, 70, epoch(4, 5070, None));
-    assert_eq!(session.followed, None, "the times of before are on another clock");
+    assert_eq!(session.moves_told, None, "the times of before are on another clock");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn a_reset_is_announced_once_and_followed_once() {
     assert_eq!(answer(&mut session, 10, with_reset(10, 500)).1, []);
     assert_eq!(answer(&mut session, 20, with_reset(20, 600)).1, [SessionAction::Reset]);
     for (followed, latest) in [(500, 500), (600, 600), (550, 600)] {
-        on(&mut session, SessionEvent::Followed(Micros::from_millis(followed)), at(30));
+        on(&mut session, SessionEvent::ResetsFollowed(Micros::from_millis(followed)), at(30));
         assert_eq!(session.resets.followed, Micros::from_millis(latest));
     }
     // Behind a step of the clock each is at another time.
@@ -184,11 +184,11 @@ fn a_loss_of_memory_is_told_of_once() {
     let with_memory = |id, memory, millis| Epoch { memory, ..epoch(id, millis, None) };
     // Grants of before this replica came are not its own.
     let (_, first) = answer(&mut session, 0, with_memory(3, 3, 0));
-    assert!(matches!(first[..], [SessionAction::Forget { memory: 3, .. }]), "{first:?}");
+    assert!(matches!(first[..], [SessionAction::WriteBack { memory: 3, .. }]), "{first:?}");
     assert_eq!(answer(&mut session, 10, with_memory(3, 3, 10)).1, []);
     let (_, lost) = answer(&mut session, 20, with_memory(4, 4, 20));
     assert!(
-        matches!(lost[..], [SessionAction::Forget { memory: 4, .. }, SessionAction::Lose { .. }]),
+        matches!(lost[..], [SessionAction::WriteBack { memory: 4, .. }, SessionAction::VoidSlots { .. }]),
         "{lost:?}"
     );
     assert_eq!(answer(&mut session, 30, with_memory(4, 4, 30)).1, []);
@@ -203,7 +203,7 @@ fn an_epoch_that_is_announced_counts_from_then_on() {
         |session: &mut Session, announced| on(session, SessionEvent::Announced(announced), at(20));
     let (link, actions) = announced(&mut session, epoch(4, 10, Some(600)));
     assert!(
-        matches!((link, &actions[..]), (Link::Settling { epoch: 4, .. }, [SessionAction::Lose { .. }])),
+        matches!((link, &actions[..]), (Link::Settling { epoch: 4, .. }, [SessionAction::VoidSlots { .. }])),
         "{actions:?}"
     );
     assert_eq!(announced(&mut session, epoch(3, 15, None)), (link, vec![]), "an earlier one is no news");

@@ -10,7 +10,7 @@ async fn a_store_that_has_lost_its_memory_gets_the_grants_back() {
     stage.begin(5, 5);
     stage.beats().await.unwrap();
     let (heartbeats, writes) = stage.told();
-    assert_eq!(stage.news(), ["lost"]);
+    assert_eq!(stage.notices(), ["link changed"]);
     let [write] = &writes[..] else { panic!("{writes:?}") };
     assert_eq!((write.replica, write.unknown, write.number, write.epoch), (ME, Unknown::Lost, 5, 5));
     let [(ago, 4)] = write.entries[..] else { panic!("{write:?}") };

@@ -129,7 +129,7 @@ impl BookedCore {
         let strays = |slot: &Slot| {
             matches!(slot.source, Source::Store(_)) && slot.due > around.clock.due(slot.at) + STRAY_MAX
         };
-        if self.calls.heard.is_some()
+        if self.calls.unmoved_at.is_some()
             && self.cost_queues.values().filter_map(CostQueue::next_slot).any(strays)
         {
             self.refresh_slots(around);

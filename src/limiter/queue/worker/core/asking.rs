@@ -72,7 +72,7 @@ impl BookedCore {
         // A heartbeat that spares the call is followed by the next one within two intervals, or else by the call.
         let by_call = self.calls.contact.map(|contact| contact + heartbeat);
         let is_spared = self.calls.passed < PASSED_MAX;
-        let by_heartbeat = self.calls.heard.filter(|_| is_spared).map(|heard| heard + heartbeat + heartbeat);
+        let by_heartbeat = self.calls.unmoved_at.filter(|_| is_spared).map(|at| at + heartbeat + heartbeat);
         by_call.max(by_heartbeat).max(self.idle_until()).unwrap_or(Moment(0))
     }
 

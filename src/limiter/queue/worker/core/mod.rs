@@ -138,7 +138,7 @@ struct Calls {
     /// When the latest answered call was sent.
     contact: Option<Moment>,
     /// When the latest heartbeat was sent that spares the queue a call; `None` if none does.
-    heard: Option<Moment>,
+    unmoved_at: Option<Moment>,
     /// The moment before which no call is made: one has failed, or an outage has begun, in which what waits is served by the policies
     /// first.
     not_before: Moment,
@@ -206,7 +206,7 @@ impl BookedCore {
                 under_way: None,
                 local: None,
                 contact: None,
-                heard: None,
+                unmoved_at: None,
                 not_before: now,
                 is_outdated: false,
                 passed: 0,
@@ -280,8 +280,8 @@ impl BookedCore {
             Event::Linked(link) => self.relink(link, around.now, out),
             Event::Reconfigured(limits) => self.reconfigure(*limits, out),
             Event::Moved => self.calls.is_outdated = true,
-            Event::Heard(heard) => {
-                self.calls.heard = heard;
+            Event::Unmoved(at) => {
+                self.calls.unmoved_at = at;
                 self.follow_clock(around);
             }
             Event::Paused(paused) => self.follow_pause(paused, around.now, out),
@@ -344,7 +344,7 @@ impl BookedCore {
 
     /// Returns until when slots of the store may be used.
     pub(in crate::limiter) fn lease(&self) -> Moment {
-        let heard = self.calls.contact.max(self.calls.heard);
+        let heard = self.calls.contact.max(self.calls.unmoved_at);
         heard.map_or(Moment(0), |heard| heard + self.limits.terms.lease)
     }
 

@@ -172,7 +172,7 @@ impl BookedCore {
         let next = queues.flat_map(|cost_queue| {
             // While as many permits are in flight as may be, a sent request is an event; where the lease is over, an answer is. But the
             // heartbeats extend it, whatever becomes of a call under way.
-            let is_spared = |slot: &Slot| self.calls.heard.is_some() && slot.due > around.now;
+            let is_spared = |slot: &Slot| self.calls.unmoved_at.is_some() && slot.due > around.now;
             let slot = cost_queue.next_slot().filter(|slot| {
                 around.in_flight_left > 0
                     && (is_spared(slot) || self.is_usable(slot, slot.due.max(around.now)))

@@ -289,7 +289,7 @@ impl LineCore {
                 }
             }
             // Nothing is traded or prefetched here, and each replica that holds slots calls often enough.
-            Event::Freed(_) | Event::Prefetched(_) | Event::Heard(_) => {}
+            Event::Freed(_) | Event::Prefetched(_) | Event::Unmoved(_) => {}
         }
     }
 

@@ -22,7 +22,7 @@ fn what_was_used_is_told_though_slots_ahead_in_its_cell_are_void() {
         let gone = Call { give_back: vec![holding(at(1600), 1, 1)], ..Call::default() };
         ledger.record(refs, &gone, &Answer { now: at(1000), ..Answer::default() });
         book(&mut ledger, refs, at(1000), &ahead(1600).collect::<Vec<_>>());
-        ledger.forget(7, at(1100));
+        ledger.mark_forgotten(7, at(1100));
         let written: u64 = unreported(&mut ledger, &a, at(0)).iter().map(|(_, permits)| permits).sum();
         assert_eq!(written, 1002);
     }

@@ -183,7 +183,7 @@ fn behind_many_slots_a_call_is_made_though_heartbeats_spare_it() {
             actions = core.on(after(1), vec![booked(after(1), &slots)]);
         }
         (0..5).for_each(|_| assert!(!is_booking(&core.on(after(101), Vec::new()))));
-        let actions = core.on(after(300), vec![Event::Heard(Some(after(299)))]);
+        let actions = core.on(after(300), vec![Event::Unmoved(Some(after(299)))]);
         assert_eq!((core.0.waiting() as u64, is_booking(&actions)), (600 - passed, is_called), "{passed}");
     }
 }
@@ -196,9 +196,9 @@ fn a_slot_far_ahead_is_due_when_the_store_says_as_long_as_heartbeats_are_heard()
     let slot = after(600_000);
     core.on(after(1), vec![booked(after(1), &[shown(slot)])]);
     let near = after(599_990);
-    core.on(near, vec![Event::Heard(Some(near))]);
+    core.on(near, vec![Event::Unmoved(Some(near))]);
     let wakes = core.wakes_at(near);
     assert!(wakes <= slot + Micros::from_millis(1), "{:?} late", wakes - slot);
-    let actions = core.on(wakes, vec![Event::Heard(Some(near))]);
+    let actions = core.on(wakes, vec![Event::Unmoved(Some(near))]);
     assert!(is_granted(&actions), "{actions:?}");
 }

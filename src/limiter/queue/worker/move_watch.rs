@@ -2,14 +2,14 @@
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::Answer;
-use crate::limiter::recovery::link::Followed;
+use crate::limiter::recovery::link::MovesTold;
 
 /// The last news of a queue's bookings.
 ///
 /// Invariant: where a heartbeat counts for a queue, the queue's last answer is younger than every move that heartbeats told of, and
 /// none was missed since.
 #[derive(Default)]
-pub(super) struct Hearing {
+pub(super) struct MoveWatch {
     /// The instant of the last answer, by the store's clock.
     answered: Micros,
     /// The instant as of which the last told move was told.
@@ -18,7 +18,7 @@ pub(super) struct Hearing {
     is_disputed: bool,
 }
 
-impl Hearing {
+impl MoveWatch {
     /// Takes in an answer of the store.
     pub(super) fn answered(&mut self, answer: &Answer) {
         (self.answered, self.is_disputed) = (answer.now, answer.is_disputed);
@@ -31,10 +31,9 @@ impl Hearing {
 
     /// Returns when the latest heartbeat was sent by which the queue knows that its bookings are where they were; `None` if heartbeats
     /// do not tell.
-    pub(super) fn heard(&self, followed: Option<Followed>) -> Option<Moment> {
-        let is_told = |followed: &Followed| {
-            !self.is_disputed && self.answered > self.moved && self.answered >= followed.from
-        };
-        followed.filter(is_told).map(|followed| followed.sent)
+    pub(super) fn unmoved_at(&self, told: Option<MovesTold>) -> Option<Moment> {
+        let is_unmoved =
+            |told: &MovesTold| !self.is_disputed && self.answered > self.moved && self.answered >= told.from;
+        told.filter(is_unmoved).map(|told| told.sent)
     }
 }
