@@ -11,7 +11,7 @@ use super::events::{Around, Event};
 use super::settle_pauses::settle_pauses;
 use super::state::Worker;
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Answer, CALL_KEPT, Call, Epoch, Generations, Holding};
+use crate::limiter::model::{Answer, CALL_KEPT, Call, Epoch, Holding};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::recovery::grants::granted;
 use crate::limiter::recovery::link::{Link, SessionEvent};
@@ -107,8 +107,8 @@ impl Worker {
             CallEnd::Failed(failure) => self.take_failure(made, failure),
             CallEnd::NotMade => {
                 let link = self.session.advance(self.session.moment()).link;
-                self.events.extend([Event::Linked(link), Event::PutBack { is_unsent: true }]);
-                self.take_late((made, outcome));
+                // The link may be another, which gives the call up or voids what it was to give back.
+                self.events.extend([Event::PutBack { is_unsent: true }, Event::Linked(link)]);
             }
         }
     }
@@ -150,9 +150,7 @@ impl Worker {
         if !is_unsent && self.calling.note_warning(&text, now) {
             warn!(limiter = %self.queue.name(), error = text, "store call failed");
         }
-        let generations: Generations = made.call.generations.iter().copied().collect();
-        let unsent = is_unsent.then(|| (made.call.give_back.clone(), generations));
-        self.events.push(Event::Failed { unsent });
+        self.events.push(Event::Failed { is_unsent });
         if let Some(late) = late.filter(|_| self.calling.late.len() < LATE_CALLS_MAX) {
             let failed = CallEnd::Failed(error.into());
             self.calling
@@ -182,15 +180,19 @@ impl Worker {
         self.session.ledger().record(&made.limiter_refs, &made.call, &answer);
         let generations = answer.generations.iter().map(|generation| generation.number).collect();
         let unused = granted(&made.call, &answer).map(|(slot, cost)| Holding { slot, cost, count: 1 });
-        self.events.push(Event::AnsweredLate(unused.collect(), generations));
+        self.events.push(Event::Unneeded(unused.collect(), generations));
     }
 
-    /// Keeps what a call that was not made was to give back for the next one. In another epoch those slots are void.
+    /// Keeps what a call that was given up and not made was to give back for the next one. In another epoch those slots are void.
     fn keep_to_give_back(&mut self, made: &MadeCall) {
-        if made.call.epoch == self.session.epoch_least() {
-            let generations = made.call.generations.iter().copied().collect();
-            self.events.push(Event::AnsweredLate(made.call.give_back.clone(), generations));
+        if made.call.epoch != self.session.epoch_least() {
+            return;
         }
+        let generations = made.call.generations.iter().copied().collect();
+        self.events.push(match &made.call.line {
+            Some(line) => Event::UnneededOfLine(line.unused.clone()),
+            None => Event::Unneeded(made.call.give_back.clone(), generations),
+        });
     }
 
     /// Keeps to the pauses of the limiters that an answer of the store to a call sent at a moment names, and to no other.

@@ -1,7 +1,9 @@
 //! The events and actions of a worker: plain values, which can be recorded and compared.
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Answer, Call, Costs, Flow, Freed, Generations, Holding, Permits, Refusal};
+use crate::limiter::model::{
+    Answer, Call, Costs, Flow, Freed, Generations, Holding, Permits, Refusal, Unused,
+};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 use crate::limiter::queue::refusal_cache::RefusalCache;
@@ -93,13 +95,15 @@ pub(in crate::limiter) enum Event {
         /// True if the call was not sent, so that it has given back nothing.
         is_unsent: bool,
     },
-    /// The call has failed, and the next one waits for a heartbeat. If it was not sent, it has given back nothing.
+    /// The call has failed, and the next one waits for a heartbeat.
     Failed {
-        /// The permits that an unsent call was to give back, and the generations under which it was booked.
-        unsent: Option<(Vec<Holding>, Generations)>,
+        /// True if the call was not sent, so that it has given back nothing.
+        is_unsent: bool,
     },
-    /// A call that was given up has booked these, which nobody wants; or one that was not made was to give them back.
-    AnsweredLate(Vec<Holding>, Generations),
+    /// A call that was given up has booked these, which nobody wants; or it was not made, and was to give them back.
+    Unneeded(Vec<Holding>, Generations),
+    /// A call for a line that was given up was not made. It was to give these back.
+    UnneededOfLine(Vec<Unused>),
     /// This replica's own memory has carried out the call.
     AnsweredLocally(Box<LocalAnswer>),
     /// The state of the store from now on.

@@ -240,7 +240,7 @@ impl BookedCore {
         let prefetch = wanted.map(|(cost, _)| cost);
         let call = Call {
             generations: generations.to_vec(),
-            give_back,
+            give_back: give_back.clone(),
             reschedule: holdings(&reschedule),
             reschedule_wait: self.longest_wait(now),
             runs,
@@ -250,7 +250,8 @@ impl BookedCore {
             queue_slots_left: self.queue_slots_left() + replaced as u64,
             ..Call::default()
         };
-        self.calls.under_way = Some(Sent { at: now, reschedule, replace, arrivals, traded, prefetch });
+        self.calls.under_way =
+            Some(Sent { at: now, reschedule, replace, arrivals, traded, prefetch, give_back, generations });
         call
     }
 

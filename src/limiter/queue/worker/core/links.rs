@@ -1,7 +1,7 @@
 //! Follows the state of the store: what becomes of slots and requests when the store has failed, lost its state, or is back.
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Call, Generations, Holding, OnStoreFailure, Permits};
+use crate::limiter::model::{Call, OnStoreFailure, Permits};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::Arrival;
 use crate::limiter::queue::slot::{Slot, Source};
@@ -35,7 +35,8 @@ impl BookedCore {
                 );
                 self.withdraw(out);
                 if self.calls.under_way.is_some() {
-                    self.put_back_call();
+                    // If it was not sent, it tells what it was to give back.
+                    self.put_back_call(false);
                     out.push(Action::Abandon);
                 }
                 // The requests have waited long enough, so no call is made first.
@@ -67,6 +68,9 @@ impl BookedCore {
     fn lose_slots(&mut self, epoch: u64, out: &mut Vec<Action>) {
         self.owed.epoch = epoch;
         self.owed.give_back.clear();
+        if let Some(sent) = &mut self.calls.under_way {
+            sent.give_back.clear();
+        }
         self.owed.rebook.clear();
         (self.trade.freed, self.trade.fruitless) = (None, None);
         out.push(Action::Cache(None));
@@ -82,9 +86,15 @@ impl BookedCore {
         }
     }
 
-    /// Puts back the requests of the call under way. They go with the next call.
-    pub(super) fn put_back_call(&mut self) {
+    /// Puts back the requests of the call under way. They go with the next call. Its slots are given back again only if it was not sent: a
+    /// permit that is given back twice is another's. Those that the store may have taken back count as used.
+    pub(super) fn put_back_call(&mut self, is_unsent: bool) {
         let Some(sent) = self.calls.under_way.take() else { return };
+        if is_unsent {
+            for holding in sent.give_back.into_iter().rev() {
+                self.owed.give_back.push_front((holding, sent.generations.clone()));
+            }
+        }
         let rescheduled = sent.reschedule.into_iter().map(|(_, cost)| (cost, 1));
         for (cost, count) in rescheduled.chain(sent.replace) {
             self.owe(cost, count);
@@ -99,20 +109,14 @@ impl BookedCore {
         }
     }
 
-    /// Takes in that the call under way has failed. It is not known whether it has given back its slots, so they count as used,
-    /// unless the store was not asked at all.
-    pub(super) fn failed(&mut self, unsent: Option<(Vec<Holding>, Generations)>) {
-        if let Some((holdings, generations)) = unsent {
-            for holding in holdings.into_iter().rev() {
-                self.owed.give_back.push_front((holding, generations.clone()));
-            }
-        }
+    /// Takes in that the call under way has failed.
+    pub(super) fn failed(&mut self, is_unsent: bool) {
         let Some(sent) = &self.calls.under_way else { return };
         self.calls.not_before = sent.at + self.limits.terms.heartbeat;
         // The slots to reschedule that were not sent yet are lost with those that were.
         self.lose_rescheduled();
         self.trade.freed = None;
-        self.put_back_call();
+        self.put_back_call(is_unsent);
     }
 
     /// Serves requests by the policies of their limiters, where the store is away and cannot be asked now.

@@ -167,6 +167,9 @@ struct Sent {
     traded: Option<Micros>,
     /// The cost of each permit to prefetch. They come last in the call's runs.
     prefetch: Option<Permits>,
+    /// The slots that are given back, and the generations under which they were booked.
+    give_back: Vec<Holding>,
+    generations: Generations,
 }
 
 /// The permits booked before anybody asks.
@@ -270,9 +273,11 @@ impl BookedCore {
             Event::Answered { answer, refusal_budget, sent } => {
                 self.answered(&answer, (refusal_budget, sent), around, out);
             }
-            Event::PutBack { .. } => self.put_back_call(),
-            Event::Failed { unsent } => self.failed(unsent),
-            Event::AnsweredLate(holdings, generations) => {
+            Event::PutBack { is_unsent } => self.put_back_call(is_unsent),
+            Event::Failed { is_unsent } => self.failed(is_unsent),
+            // Of the core before this one, whose slots may have costs of their own: they count as used.
+            Event::UnneededOfLine(_) => {}
+            Event::Unneeded(holdings, generations) => {
                 let holdings = holdings.into_iter().map(|holding| (holding, generations.clone()));
                 self.owed.give_back.extend(holdings);
             }

@@ -2,6 +2,7 @@
 
 mod burst;
 mod closing;
+mod given_back;
 mod invariants;
 mod late_slots;
 mod leaving;
@@ -201,13 +202,7 @@ fn a_slot_is_handed_out_within_the_lease_alone() {
 fn a_failed_call_is_made_again_and_then_the_policy_decides() {
     let held = Link::Held { epoch: 0, until: after(595) };
     let fail = |core: &mut Driven, now| {
-        let actions = core.on(
-            now,
-            vec![
-                Event::Linked(held),
-                Event::Failed { unsent: Some((Vec::new(), [0].into_iter().collect())) },
-            ],
-        );
+        let actions = core.on(now, vec![Event::Linked(held), Event::Failed { is_unsent: true }]);
         assert_eq!(refusal(&actions), None);
     };
     for policy in [OnStoreFailure::Reject, OnStoreFailure::Allow, OnStoreFailure::Local] {
@@ -387,7 +382,7 @@ impl World {
     /// Returns what becomes of a call.
     fn result(&mut self, call: &Call) -> Event {
         let Some(epoch) = self.link.usable_epoch().filter(|_| matches!(self.link, Link::Up { .. })) else {
-            return Event::Failed { unsent: None };
+            return Event::Failed { is_unsent: false };
         };
         let answer = self.store.reserve_at(shown(self.now), &self.limits.refs, call);
         let epoch = Epoch { id: epoch, ..answer.epoch };

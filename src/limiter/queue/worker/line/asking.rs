@@ -128,7 +128,7 @@ impl LineCore {
         out.push(Action::BookLocally(Box::new(Call { line: Some(Box::new(line)), ..Call::default() })));
     }
 
-    fn unused(&self, Unneeded { key, slot, count, .. }: &Unneeded) -> Unused {
+    pub(super) fn unused(&self, Unneeded { key, slot, count, .. }: &Unneeded) -> Unused {
         let (flow, class) = (key.flow.id, self.class(key.flow));
         Unused { flow, class, slot: *slot, count: *count, costs: self.costs(key) }
     }

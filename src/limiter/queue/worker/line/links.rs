@@ -1,7 +1,7 @@
 //! Follows the state of the store: what becomes of slots and requests when the store has failed, lost its state, or is back.
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{OnStoreFailure, Refusal, UNKNOWN_GENERATION};
+use crate::limiter::model::{OnStoreFailure, Refusal, UNKNOWN_GENERATION, Unused};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
@@ -35,7 +35,8 @@ impl LineCore {
                     self.give_back(slot, key, out);
                 }
                 self.tell_all(now);
-                if self.calls.under_way.is_some() {
+                if let Some(sent) = &mut self.calls.under_way {
+                    self.calls.abandoned = std::mem::take(&mut sent.unused);
                     self.put_back_call(false, now);
                     out.push(Action::Abandon);
                 }
@@ -50,6 +51,7 @@ impl LineCore {
         if epoch != self.owed.epoch {
             self.owed.epoch = epoch;
             self.owed.unused.clear();
+            self.calls.abandoned.clear();
             if let Some(sent) = &mut self.calls.under_way {
                 sent.unused.clear();
             }
@@ -83,6 +85,16 @@ impl LineCore {
                 lane.told_until = want.told_until;
                 lane.left.extend(want.left);
             }
+        }
+    }
+
+    /// Takes in that a call which was given up was not made: what it was to give back goes with the next call. An earlier one than the last
+    /// such call is not known any more, and its permits count as used.
+    pub(super) fn give_back_abandoned(&mut self, unused: &[Unused]) {
+        let place = |unused: &Unused| (unused.flow, unused.slot, unused.count);
+        let abandoned = self.calls.abandoned.iter().map(|unneeded| self.unused(unneeded));
+        if abandoned.map(|own| place(&own)).eq(unused.iter().map(place)) {
+            self.owed.unused.extend(std::mem::take(&mut self.calls.abandoned));
         }
     }
 
@@ -159,6 +171,7 @@ impl LineCore {
             // Another line: nobody there can take back what was dealt in this one. It counts as used.
             self.lose(|slot| matches!(slot.source, Source::Store(_)), now);
             self.owed.unused.clear();
+            self.calls.abandoned.clear();
             self.owed.generations = self.limits.refs.iter().map(|_| UNKNOWN_GENERATION).collect();
             self.calls.told = Told::default();
         }

@@ -91,6 +91,8 @@ struct Unneeded {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Calls {
     under_way: Option<Sent>,
+    /// The slots that the last call which was given up gives back, unless it is not made.
+    abandoned: Vec<Unneeded>,
     /// When the latest answered call was sent.
     contact: Option<Moment>,
     /// The moment before which no call is made: one has failed.
@@ -185,6 +187,7 @@ impl LineCore {
             owed: Owed { epoch: 0, generations, unused: VecDeque::new() },
             calls: Calls {
                 under_way: None,
+                abandoned: Vec::new(),
                 contact: None,
                 not_before: now,
                 is_outdated: false,
@@ -271,7 +274,7 @@ impl LineCore {
             Event::Returned(slot, costs, back) => self.take_back(slot, costs, back, around, out),
             Event::Answered { answer, sent, .. } => self.answered(&answer, sent, around, out),
             Event::PutBack { is_unsent } => self.put_back_call(is_unsent, now),
-            Event::Failed { unsent } => self.failed(unsent.is_some(), now),
+            Event::Failed { is_unsent } => self.failed(is_unsent, now),
             Event::AnsweredLocally(answer) => self.answered_locally(&answer, around, out),
             Event::Linked(link) => self.relink(link, now, out),
             Event::Reconfigured(limits) => self.reconfigure(*limits, now, out),
@@ -281,13 +284,14 @@ impl LineCore {
             Event::Kept(is_kept) => self.stay.is_kept = is_kept,
             Event::Close => self.close(now, out),
             // Of a call of the core before this one, which had no line. Slots that were dealt to a call that was given up lie ready in the line.
-            Event::AnsweredLate(holdings, generations) => {
+            Event::Unneeded(holdings, generations) => {
                 for Holding { slot, cost, count } in holdings {
                     let costs =
                         Permits::new(cost).map(|cost| (slot, cost.into(), count, generations.clone()));
                     costs.into_iter().for_each(|unused| self.give_back_of_nobody(unused));
                 }
             }
+            Event::UnneededOfLine(unused) => self.give_back_abandoned(&unused),
             // Nothing is traded or prefetched here, and each replica that holds slots calls often enough.
             Event::Freed(_) | Event::Prefetched(_) | Event::Unmoved(_) => {}
         }

@@ -11,7 +11,7 @@ use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{
     Answer, Bound, Call, Class, ClassMember, Dealt, Flow, Last, LineAnswer, OnStoreFailure, Permits,
-    QueueLimits, QuotaShare, Refusal, Want,
+    QueueLimits, QuotaShare, Refusal, Unused, Want,
 };
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::{Arrival, Asker, RequestId, Unusable};
@@ -460,12 +460,23 @@ fn slots_are_given_back_once_whatever_becomes_of_the_call() {
         let actions = core.on(after(250), vec![last.clone(), arrival(2, "web", after(250))]);
         call(&actions).unwrap().line.as_ref().unwrap().unused.len()
     };
-    let unsent = Event::Failed { unsent: Some((Vec::new(), [0].into_iter().collect())) };
+    let unsent = Event::Failed { is_unsent: true };
     assert_eq!(given_back(vec![unsent]), 1);
     assert_eq!(given_back(vec![Event::PutBack { is_unsent: true }]), 1);
-    assert_eq!(given_back(vec![Event::Failed { unsent: None }]), 0);
+    assert_eq!(given_back(vec![Event::Failed { is_unsent: false }]), 0);
     assert_eq!(given_back(vec![Event::PutBack { is_unsent: false }]), 0);
     // The other slot is used by nobody in the outage.
     assert_eq!(given_back(vec![Event::Linked(Link::Away { outage: 1 }), up.clone()]), 1);
-    assert_eq!(given_back(vec![Event::Linked(Link::Up { epoch: 1 }), Event::PutBack { is_unsent: true }]), 0);
+    let begins = Event::Linked(Link::Up { epoch: 1 });
+    assert_eq!(given_back(vec![begins.clone(), Event::PutBack { is_unsent: true }]), 0);
+    // The call was given up in the outage, and was not made.
+    let slot = shown(after(400));
+    let unused = Unused { flow: flow("etl").id, class: 1, slot, count: 1, costs: vec![1] };
+    let away = Event::Linked(Link::Away { outage: 1 });
+    let unmade = |unused: &Unused| Event::UnneededOfLine(vec![unused.clone()]);
+    assert_eq!(given_back(vec![away.clone(), unmade(&unused), up.clone()]), 2);
+    assert_eq!(given_back(vec![away.clone(), unmade(&unused), unmade(&unused), up.clone()]), 2);
+    let other = Unused { slot: shown(after(300)), ..unused.clone() };
+    assert_eq!(given_back(vec![away.clone(), unmade(&other), up.clone()]), 1, "of an earlier call");
+    assert_eq!(given_back(vec![away, begins, unmade(&unused)]), 0);
 }

@@ -22,7 +22,7 @@ fn a_late_slot_of_a_share_lets_nobody_wait_for_a_slot_beyond_its_wait() {
     core.on(START, vec![booked_locally(START, &[900, 950, 4000].map(|at| shown(after(at))))]);
     // The first slot is found too late, and the share has no room for its request now: each request moves one slot back.
     assert!(is_booking(&core.on(after(925), Vec::new())));
-    let actions = core.on(after(926), vec![Event::Failed { unsent: None }]);
+    let actions = core.on(after(926), vec![Event::Failed { is_unsent: false }]);
     assert_eq!(locally_booked(&actions), Some(3), "{actions:?}");
     let slots = [950, 4000, 4100].map(|at| shown(after(at)));
     let actions = core.on(after(926), vec![booked_locally(after(926), &slots)]);
@@ -45,7 +45,7 @@ fn a_late_slot_of_a_share_is_room_again_at_once() {
     core.on(START, vec![booked_locally(START, &slots)]);
     // The store was asked lately, so it is not asked again before the share.
     core.on(after(880), Vec::new());
-    core.on(after(881), vec![Event::Failed { unsent: None }]);
+    core.on(after(881), vec![Event::Failed { is_unsent: false }]);
     let actions = core.on(after(925), Vec::new());
     let returned: Vec<_> = actions
         .iter()
@@ -124,7 +124,7 @@ fn a_request_whose_slots_come_too_late_falls_back_by_one_slack_alone() {
     };
     // Its connection takes 30 ms, and the next slot lies 75 ms behind its wait and that.
     core.on(after(1080), Vec::new());
-    core.on(after(1081), vec![Event::Failed { unsent: None }]);
+    core.on(after(1081), vec![Event::Failed { is_unsent: false }]);
     let back = Back::Exchanged(*request, *holder, Unusable::Late);
     let actions = core.on(after(1090), vec![Event::Returned(*slot, cost.clone(), back)]);
     assert_eq!(locally_booked(&actions), Some(2), "{actions:?}");

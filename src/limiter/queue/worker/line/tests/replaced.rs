@@ -44,7 +44,7 @@ fn what_the_core_before_has_booked_late_is_given_back() {
     core.on(START, vec![arrival(0, "etl", START)]);
     core.on(after(1), vec![answered(after(1), 7, &[("etl", after(200))], None)]);
     let holding = Holding { slot: shown(after(300)), cost: 2, count: 3 };
-    let late = Event::AnsweredLate(vec![holding], std::iter::once(9).collect());
+    let late = Event::Unneeded(vec![holding], std::iter::once(9).collect());
     let actions = core.on(after(2), vec![late]);
     let unused = &call(&actions).unwrap().line.as_ref().unwrap().unused;
     assert_eq!(unused.len(), 1);
