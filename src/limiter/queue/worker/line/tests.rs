@@ -470,7 +470,7 @@ fn slots_are_given_back_once_whatever_becomes_of_the_call() {
     let begins = Event::Linked(Link::Up { epoch: 1 });
     assert_eq!(given_back(vec![begins.clone(), Event::PutBack { is_unsent: true }]), 0);
     // The call was given up in the outage, and was not made.
-    let slot = shown(after(400));
+    let slot = shown(after(500));
     let unused = Unused { flow: flow("etl").id, class: 1, slot, count: 1, costs: vec![1] };
     let away = Event::Linked(Link::Away { outage: 1 });
     let unmade = |unused: &Unused| Event::UnneededOfLine(vec![unused.clone()]);
