@@ -196,7 +196,7 @@ impl Queue {
     /// Tells the worker that the limits of a limiter have changed.
     pub(in crate::limiter) fn notify_changed(&self) {
         let mut inbox = self.inbox();
-        inbox.events.limits_changed = true;
+        inbox.events.reconfigures = true;
         inbox.set_refusal_cache(None);
         drop(inbox);
         self.wake.notify_one();
@@ -239,7 +239,7 @@ impl Queue {
             self.is_paused.store(inbox.paused.is_some(), Ordering::Release);
         }
         inbox.set_refusal_cache(None);
-        inbox.events.limits_changed |= reschedules;
+        inbox.events.reconfigures |= reschedules;
         let kept = inbox.paused.clone();
         drop(inbox);
         if reschedules {

@@ -89,7 +89,8 @@ pub(in crate::limiter) struct Events {
     pub(in crate::limiter) left: Vec<RequestId>,
     /// How many requests have left whose permits were exchanged: nobody outside knows their numbers.
     pub(in crate::limiter) left_exchanges: usize,
-    pub(in crate::limiter) limits_changed: bool,
+    /// True if the limits have changed, or a pause has begun or ended, by which the store moves bookings.
+    pub(in crate::limiter) reconfigures: bool,
     /// The instant of the store's clock as of which bookings of the queue were moved, or are to be moved by the next call.
     pub(in crate::limiter) moved: Option<Micros>,
     /// Freed permits that another replica announced.

@@ -134,7 +134,7 @@ impl Worker {
     ) {
         let WorkerEvents { events, holders, paused, prefetch, .. } = seen;
         let store_now = known.clock.map_or_else(|| self.session.wall.at(now), |clock| clock.earliest(now));
-        if events.limits_changed || self.calling.has_expired(store_now) {
+        if events.reconfigures || self.calling.has_expired(store_now) {
             self.calling.make_limiter_refs(&self.queue);
             let limits = limits(&self.queue, &self.session, &self.calling);
             if self.core.is_other(&limits) {
