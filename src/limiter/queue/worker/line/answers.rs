@@ -7,7 +7,7 @@ use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::queue::worker::events::{Action, Around, LocalAnswer};
 
-use super::{LaneKey, LineCore, Sent, Told, Unneeded};
+use super::{FlowQueueKey, LineCore, Sent, Told, Unneeded};
 
 /// How soon the next call may follow an answer that asks for one at once.
 const AGAIN_MIN: Micros = Micros::from_millis(1);
@@ -29,7 +29,7 @@ impl LineCore {
             Source::Store(_) => around.clock.due(held.at),
             Source::Local(_) | Source::Unlimited => held.due,
         };
-        self.lanes.values_mut().for_each(|lane| lane.queue.refresh(due));
+        self.flow_queues.values_mut().for_each(|flow_queue| flow_queue.queue.refresh(due));
         let Some(line) = &answer.line else { return };
         self.calls.told =
             self.take_line((line, answer.now), &sent, Source::Store(self.owed.epoch), around, out);
@@ -44,8 +44,8 @@ impl LineCore {
         let is_costly =
             |costs: &Costs| local.costs_max.iter().enumerate().any(|(place, max)| costs.at(place) > *max);
         for want in sent.wants.iter().filter(|want| is_costly(&want.key.costs)) {
-            let Some(lane) = self.lanes.get_mut(&want.key) else { continue };
-            for waiter in lane.queue.take_waiters() {
+            let Some(flow_queue) = self.flow_queues.get_mut(&want.key) else { continue };
+            for waiter in flow_queue.queue.take_waiters() {
                 let costs = want.key.costs.clone();
                 out.push(Action::Refuse(Asker::Request(waiter.request), costs, refusal.clone()));
             }
@@ -77,7 +77,7 @@ impl LineCore {
     }
 
     /// Leaves a permit to the next call to give back.
-    pub(super) fn give_back_later(&mut self, key: LaneKey, slot: Micros, generations: Generations) {
+    pub(super) fn give_back_later(&mut self, key: FlowQueueKey, slot: Micros, generations: Generations) {
         let is_same =
             |last: &&mut Unneeded| (&last.key, last.slot) == (&key, slot) && last.generations == generations;
         match self.owed.unused.back_mut().filter(is_same) {
@@ -102,13 +102,13 @@ impl LineCore {
         }
         self.refuse_not_taken(line, sent, out);
         for (want, last) in sent.wants.iter().zip(&line.lasts) {
-            let Some(lane) = self.lanes.get_mut(&want.key) else { continue };
+            let Some(flow_queue) = self.flow_queues.get_mut(&want.key) else { continue };
             if let Some(Last { before, wait }) = *last {
-                (lane.before, lane.wait) = (before, wait);
+                (flow_queue.before, flow_queue.wait) = (before, wait);
             }
             let last = want.groups.iter().copied().max().unwrap_or_default();
-            lane.answered_until = lane.answered_until.max(last);
-            lane.queue.end_those_again();
+            flow_queue.answered_until = flow_queue.answered_until.max(last);
+            flow_queue.queue.end_those_again();
         }
         let again = (line.again > Micros::ZERO).then(|| clock.due(line.again).max(around.now + AGAIN_MIN));
         // It has dealt enough, or has left some newcomers to the next call.
@@ -126,8 +126,8 @@ impl LineCore {
             let (Outcome::TooFar(away) | Outcome::Full(away)) = not_taken.outcome else { continue };
             let count = usize::try_from(not_taken.count).unwrap_or(usize::MAX);
             let refusal = self.limits.refusal(not_taken.outcome, away.advised);
-            let Some(lane) = self.lanes.get_mut(&want.key) else { continue };
-            for waiter in lane.queue.take_last_until(until, count) {
+            let Some(flow_queue) = self.flow_queues.get_mut(&want.key) else { continue };
+            for waiter in flow_queue.queue.take_last_until(until, count) {
                 let refusal = in_pause(refusal.clone(), self.pause.now.as_ref(), waiter.holder.deadline);
                 let costs = want.key.costs.clone();
                 out.push(Action::Refuse(Asker::Request(waiter.request), costs, refusal));
@@ -135,35 +135,35 @@ impl LineCore {
         }
     }
 
-    /// Lets the lanes of a call be told of again: the line has left some newcomers to the next one.
+    /// Lets the flow queues of a call be told of again: the line has left some newcomers to the next one.
     fn tell_again(&mut self, sent: &Sent, now: Moment) {
         for want in &sent.wants {
-            if let Some(lane) = self.lanes.get_mut(&want.key) {
-                lane.told_until = want.told_until;
+            if let Some(flow_queue) = self.flow_queues.get_mut(&want.key) {
+                flow_queue.told_until = want.told_until;
                 // Not before that, even where the call has not told of all: those who are left come first.
-                lane.tell_at = Some(now + AGAIN_MIN);
+                flow_queue.tell_at = Some(now + AGAIN_MIN);
             }
         }
     }
 
-    /// Puts a dealt slot into its lane. One for a lane where nobody waits is given back.
+    /// Puts a dealt slot into its flow queue. One for a flow queue where nobody waits is given back.
     fn hold(&mut self, dealt: &Dealt, slot: Slot, out: &mut Vec<Action>) {
         let limiters = self.limits.policies.len();
-        let is_one = |key: &&LaneKey| {
+        let is_one = |key: &&FlowQueueKey| {
             key.flow.id == dealt.flow
                 && key.costs.of(limiters).zip(&dealt.costs).all(|(cost, dealt)| cost == *dealt)
         };
-        match self.lanes.keys().find(is_one).cloned() {
+        match self.flow_queues.keys().find(is_one).cloned() {
             Some(key) => {
-                if let Some(lane) = self.lanes.get_mut(&key) {
-                    lane.queue.hold(slot);
+                if let Some(flow_queue) = self.flow_queues.get_mut(&key) {
+                    flow_queue.queue.hold(slot);
                 }
             }
             None => {
                 let costs = Costs::each_or_same(dealt.costs.iter().copied().take(limiters));
                 let Some(costs) = costs else { return };
                 let flow = Flow { id: dealt.flow, member: 0 };
-                self.give_back(slot, LaneKey { flow, costs }, out);
+                self.give_back(slot, FlowQueueKey { flow, costs }, out);
             }
         }
     }

@@ -8,9 +8,9 @@ use crate::limiter::queue::cost_queue::{DEADLINE_SLACK, Waiter};
 use crate::limiter::queue::worker::events::{Action, Around};
 use crate::limiter::recovery::link::Link;
 
-use super::{Lane, LaneKey, LineCore, Sent, SentWant, Told, Unneeded};
+use super::{FlowQueue, FlowQueueKey, LineCore, Sent, SentWant, Told, Unneeded};
 
-/// The most lanes that one call tells of; of fewer where it gives slots back, and of so many at least.
+/// The most flow queues that one call tells of; of fewer where it gives slots back, and of so many at least.
 const WANTS_MAX: usize = 24;
 const WANTS_LEAST: usize = 8;
 
@@ -47,11 +47,11 @@ impl LineCore {
     fn calls_at(&self) -> Option<Moment> {
         let at_once = (self.calls.is_outdated && self.is_in_use()) || !self.owed.unused.is_empty();
         // While slots are held, the store must be heard.
-        let holds = self.lanes.values().any(|lane| lane.queue.holds_booked());
+        let holds = self.flow_queues.values().any(|flow_queue| flow_queue.queue.holds_booked());
         let heartbeat = self.calls.contact.map(|contact| contact + self.limits.terms.heartbeat);
         let next = [
             at_once.then_some(Moment(0)),
-            self.lanes.values().filter_map(|lane| lane.tell_at).min(),
+            self.flow_queues.values().filter_map(|flow_queue| flow_queue.tell_at).min(),
             self.calls.told.again,
             heartbeat.filter(|_| holds),
         ];
@@ -60,13 +60,13 @@ impl LineCore {
 
     /// Returns whether somebody waits, or keeps the queue.
     fn is_in_use(&self) -> bool {
-        self.stay.is_kept || !self.lanes.is_empty()
+        self.stay.is_kept || !self.flow_queues.is_empty()
     }
 
     /// Returns when a call is to be made without another event.
     pub(super) fn next_call(&self, now: Moment) -> Option<Moment> {
         if self.outage() != 0 {
-            let told = self.lanes.values().filter_map(|lane| lane.tell_at).min();
+            let told = self.flow_queues.values().filter_map(|flow_queue| flow_queue.tell_at).min();
             return told.into_iter().chain(self.calls.told_locally.again).min().map(|at| at.max(now));
         }
         if !self.may_call(now.max(self.calls.not_before)) {
@@ -156,8 +156,8 @@ impl LineCore {
         for (place, class) in places.iter_mut().zip(classes.iter()) {
             *place = u64::from(class.queue.max_waiting);
         }
-        for (key, lane) in &self.lanes {
-            let told = lane.queue.without_slot().len() - lane.untold();
+        for (key, flow_queue) in &self.flow_queues {
+            let told = flow_queue.queue.without_slot().len() - flow_queue.untold();
             if let Some(place) = places.get_mut(self.class(key.flow)) {
                 *place = place.saturating_sub(told as u64);
             }
@@ -165,27 +165,31 @@ impl LineCore {
         places
     }
 
-    /// Returns what the call tells of up to so many lanes: of those that have waited longest to be told of.
+    /// Returns what the call tells of up to so many flow queues: of those that have waited longest to be told of.
     fn wants(&mut self, now: Moment, most: usize) -> (Vec<Want>, Vec<SentWant>) {
-        let mut keys: Vec<(Moment, LaneKey)> =
-            self.lanes.iter().filter_map(|(key, lane)| Some((lane.tell_at?, key.clone()))).collect();
+        let mut keys: Vec<(Moment, FlowQueueKey)> = self
+            .flow_queues
+            .iter()
+            .filter_map(|(key, flow_queue)| Some((flow_queue.tell_at?, key.clone())))
+            .collect();
         keys.sort_unstable();
         keys.truncate(most);
         let near = Micros(self.ahead().0 / LATER);
         let (mut wants, mut sent, mut left) = (Vec::new(), Vec::new(), GROUPS_MAX);
         for (_, key) in keys {
             let (costs, member) = (self.costs(&key), self.share().map(|share| share.member(key.flow)));
-            let (Some(lane), Some(member)) = (self.lanes.get_mut(&key), member) else { continue };
+            let (Some(flow_queue), Some(member)) = (self.flow_queues.get_mut(&key), member) else { continue };
             if left == 0 {
                 break;
             }
-            let groups = lane.groups(now, near, left);
+            let groups = flow_queue.groups(now, near, left);
             left -= groups.len();
-            let (told_until, last) = (lane.told_until, groups.iter().map(|group| group.last).max());
-            lane.told_until = told_until.max(last.unwrap_or_default());
-            let is_cut = lane.queue.without_slot().any(|waiter| waiter.holder.arrived > lane.told_until);
-            lane.tell_at = is_cut.then_some(now);
-            let gone = std::mem::take(&mut lane.left);
+            let (told_until, last) = (flow_queue.told_until, groups.iter().map(|group| group.last).max());
+            flow_queue.told_until = told_until.max(last.unwrap_or_default());
+            let is_cut =
+                flow_queue.queue.without_slot().any(|waiter| waiter.holder.arrived > flow_queue.told_until);
+            flow_queue.tell_at = is_cut.then_some(now);
+            let gone = std::mem::take(&mut flow_queue.left);
             wants.push(Want {
                 flow: key.flow.id,
                 class: member.class,
@@ -229,7 +233,7 @@ impl Group {
     }
 }
 
-impl Lane {
+impl FlowQueue {
     /// Returns the requests without a slot in groups: those that the store knows of, who are refused no more for the length of their wait,
     /// then those that came close to each other.
     fn groups(&self, now: Moment, near: Micros, most: usize) -> Vec<Group> {

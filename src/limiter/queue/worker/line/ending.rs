@@ -12,18 +12,18 @@ impl LineCore {
     pub(super) fn close(&mut self, now: Moment, out: &mut Vec<Action>) {
         self.stay.close();
         let refusal = self.limits.closed();
-        for (key, lane) in &mut self.lanes {
-            for waiter in lane.queue.take_waiters() {
+        for (key, flow_queue) in &mut self.flow_queues {
+            for waiter in flow_queue.queue.take_waiters() {
                 out.push(Action::Refuse(Asker::Request(waiter.request), key.costs.clone(), refusal.clone()));
             }
-            lane.tell(now);
+            flow_queue.tell_by(now);
         }
     }
 
     fn is_busy(&self) -> bool {
         self.calls.under_way.is_some()
             || self.calls.asked_locally.is_some()
-            || !self.lanes.is_empty()
+            || !self.flow_queues.is_empty()
             || !self.owed.unused.is_empty()
             || self.pause.is_reported
     }

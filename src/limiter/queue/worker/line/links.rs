@@ -9,7 +9,7 @@ use crate::limiter::queue::worker::events::{Action, Around};
 use crate::limiter::queue::worker::limits::Limits;
 use crate::limiter::recovery::link::Link;
 
-use super::{LaneKey, LineCore, Sent, Told};
+use super::{FlowQueueKey, LineCore, Sent, Told};
 
 impl LineCore {
     /// Takes in what the store is from now on. The requests whose slots the new link voids have none again.
@@ -34,7 +34,7 @@ impl LineCore {
                 for (key, slot) in self.lose(|slot| slot.source != Source::Local(outage), now) {
                     self.give_back(slot, key, out);
                 }
-                self.tell_all(now);
+                self.tell_all_by(now);
                 if let Some(sent) = &mut self.calls.under_way {
                     self.calls.abandoned = std::mem::take(&mut sent.unused);
                     self.put_back_call(false, now);
@@ -58,7 +58,7 @@ impl LineCore {
             self.lose(|slot| matches!(slot.source, Source::Store(_)), now);
         }
         self.calls.told = Told::default();
-        self.tell_all(now);
+        self.tell_all_by(now);
     }
 
     /// Takes in a pause, or its end. This replica's own memory moves no bookings for it: their slots go back.
@@ -72,7 +72,7 @@ impl LineCore {
         }
     }
 
-    /// Lets the lanes of the call under way be told of again. Its slots are given back again only if it was not sent: a permit that is given
+    /// Lets the flow queues of the call under way be told of again. Its slots are given back again only if it was not sent: a permit that is given
     /// back twice is another's. Those that the store may have taken back count as used.
     pub(super) fn put_back_call(&mut self, is_unsent: bool, now: Moment) {
         let Some(Sent { wants, unused, .. }) = self.calls.under_way.take() else { return };
@@ -80,10 +80,10 @@ impl LineCore {
             unused.into_iter().rev().for_each(|unneeded| self.owed.unused.push_front(unneeded));
         }
         for want in wants {
-            if let Some(lane) = self.lanes.get_mut(&want.key) {
-                lane.tell(now);
-                lane.told_until = want.told_until;
-                lane.left.extend(want.left);
+            if let Some(flow_queue) = self.flow_queues.get_mut(&want.key) {
+                flow_queue.tell_by(now);
+                flow_queue.told_until = want.told_until;
+                flow_queue.left.extend(want.left);
             }
         }
     }
@@ -117,7 +117,7 @@ impl LineCore {
         if !policies.contains(&OnStoreFailure::Reject) && policies.contains(&OnStoreFailure::Local) {
             let now = around.now;
             let is_due = |at: Moment| at <= now;
-            let is_told = self.lanes.values().filter_map(|lane| lane.tell_at).any(is_due);
+            let is_told = self.flow_queues.values().filter_map(|flow_queue| flow_queue.tell_at).any(is_due);
             if is_told || self.calls.told_locally.again.is_some_and(is_due) {
                 self.ask_locally(now, out);
             }
@@ -133,9 +133,9 @@ impl LineCore {
     }
 
     fn refuse_all(&mut self, refusal: &Refusal, out: &mut Vec<Action>) {
-        for (key, lane) in &mut self.lanes {
-            lane.tell_at = None;
-            for waiter in lane.queue.take_waiters() {
+        for (key, flow_queue) in &mut self.flow_queues {
+            flow_queue.tell_at = None;
+            for waiter in flow_queue.queue.take_waiters() {
                 out.push(Action::Refuse(Asker::Request(waiter.request), key.costs.clone(), refusal.clone()));
             }
         }
@@ -145,14 +145,14 @@ impl LineCore {
     fn allow(&mut self, around: &Around, out: &mut Vec<Action>) {
         let slot = Slot { at: Micros::ZERO, due: around.now, source: Source::Unlimited };
         let mut permits = vec![0; self.limits.policies.len()];
-        for (key, lane) in &mut self.lanes {
-            lane.tell_at = None;
-            let count = lane.queue.without_slot().count();
+        for (key, flow_queue) in &mut self.flow_queues {
+            flow_queue.tell_at = None;
+            let count = flow_queue.queue.without_slot().count();
             permits
                 .iter_mut()
                 .enumerate()
                 .for_each(|(place, sum)| *sum += key.costs.at(place) * count as u64);
-            (0..count).for_each(|_| lane.queue.hold(slot));
+            (0..count).for_each(|_| flow_queue.queue.hold(slot));
         }
         if permits.iter().any(|permits| *permits > 0) {
             out.push(Action::AllowUnlimited(permits));
@@ -182,12 +182,12 @@ impl LineCore {
             }
         }
         self.calls.is_outdated = true;
-        self.tell_all(now);
+        self.tell_all_by(now);
         self.refuse_too_costly(out);
     }
 
     /// Gives a slot back to the place where it was dealt: the store or this replica's memory. One of an earlier epoch is lost.
-    pub(super) fn give_back(&mut self, slot: Slot, key: LaneKey, out: &mut Vec<Action>) {
+    pub(super) fn give_back(&mut self, slot: Slot, key: FlowQueueKey, out: &mut Vec<Action>) {
         match slot.source {
             Source::Local(_) => {
                 let unused = (slot.at, key.costs);

@@ -1,14 +1,14 @@
 //! The core of the worker of a queue whose callers share the quota by classes and weights, or whose limiters have costs of their own. Pure, as
 //! [`core`](super::core) is, with the same events and actions.
 //!
-//! The requests without a slot stand in the store's line, all replicas' together: this core says how many wait in each lane, and is dealt slots
+//! The requests without a slot stand in the store's line, all replicas' together: this core says how many wait in each flow queue, and is dealt slots
 //! a little ahead of their time. So nothing has to be traded, moved or taken back: a request that leaves before is only counted no more, and
 //! a slot that is void or late makes its request one without a slot again, in its old place.
 //!
 //! Invariants, restored after every event:
-//! - no more slots are held in a lane than requests wait there; what is left over is given back;
-//! - what the store was told of a lane is the number of its requests without a slot, or else the lane has a moment by which it is told
-//!   ([`Lane::tell_at`]);
+//! - no more slots are held in a flow queue than requests wait there; what is left over is given back;
+//! - what the store was told of a flow queue is the number of its requests without a slot, or else the flow queue has a moment by which it is told
+//!   ([`FlowQueue::tell_at`]);
 //! - no slot is handed out before the store's clock has surely reached it, later than its guard, outside the lease of the last answer, or in
 //!   another epoch or outage than its own;
 //! - while a slot is held, the store is heard at least twice in a lease;
@@ -43,14 +43,14 @@ use crate::limiter::recovery::link::Link;
 
 /// Requests that are alike: of one flow, and of the same costs.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct LaneKey {
+struct FlowQueueKey {
     flow: Flow,
     costs: Costs,
 }
 
 /// The waiting requests of one flow and the same costs, and the slots that they were dealt.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Lane {
+struct FlowQueue {
     queue: CostQueue,
     /// The requests that had come by then have been told of, in an answered call or the one under way.
     told_until: Moment,
@@ -80,7 +80,7 @@ struct Owed {
 /// Permits of a slot that nobody needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Unneeded {
-    key: LaneKey,
+    key: FlowQueueKey,
     slot: Micros,
     count: u64,
     /// The generations under which they were dealt.
@@ -118,16 +118,16 @@ struct Told {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Sent {
     at: Moment,
-    /// The lanes that it tells of.
+    /// The flow queues that it tells of.
     wants: Vec<SentWant>,
     /// The slots that it gives back.
     unused: Vec<Unneeded>,
 }
 
-/// The part of a call that is about a lane.
+/// The part of a call that is about a flow queue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct SentWant {
-    key: LaneKey,
+    key: FlowQueueKey,
     /// The requests that had been told of before.
     told_until: Moment,
     /// When the last request of each group came.
@@ -139,7 +139,7 @@ struct SentWant {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct LineCore {
     limits: Limits,
-    lanes: BTreeMap<LaneKey, Lane>,
+    flow_queues: BTreeMap<FlowQueueKey, FlowQueue>,
     owed: Owed,
     calls: Calls,
     /// The state of the store, as last told.
@@ -148,9 +148,9 @@ pub(in crate::limiter) struct LineCore {
     stay: Stay,
 }
 
-impl Lane {
-    fn new() -> Lane {
-        Lane {
+impl FlowQueue {
+    fn new() -> FlowQueue {
+        FlowQueue {
             queue: CostQueue::default(),
             told_until: Moment(0),
             answered_until: Moment(0),
@@ -162,7 +162,7 @@ impl Lane {
     }
 
     /// Notes that the store is to be told by a moment at the latest.
-    fn tell(&mut self, at: Moment) {
+    fn tell_by(&mut self, at: Moment) {
         self.tell_at = Some(self.tell_at.map_or(at, |known| known.min(at)));
     }
 
@@ -183,7 +183,7 @@ impl LineCore {
         let generations: Generations = limits.refs.iter().map(|_| UNKNOWN_GENERATION).collect();
         LineCore {
             limits,
-            lanes: BTreeMap::new(),
+            flow_queues: BTreeMap::new(),
             owed: Owed { epoch: 0, generations, unused: VecDeque::new() },
             calls: Calls {
                 under_way: None,
@@ -217,7 +217,7 @@ impl LineCore {
 
     /// Gives back permits that were booked without the line, for nobody's flow.
     fn give_back_of_nobody(&mut self, (slot, costs, count, generations): (Micros, Costs, u64, Generations)) {
-        let key = LaneKey { flow: Flow::of(&[]), costs };
+        let key = FlowQueueKey { flow: Flow::of(&[]), costs };
         // They are in the limiters, and not in the ceilings.
         let all = generations.iter().copied().take(self.limits.policies.len());
         let all = all.chain(std::iter::repeat(NO_GENERATION)).take(self.limits.refs.len());
@@ -229,12 +229,12 @@ impl LineCore {
         let limiters = self.limits.policies.len();
         let mut remains = Remains { epoch: self.owed.epoch, ..Remains::default() };
         let of_limiters = |all: &Generations| all.iter().copied().take(limiters).collect::<Generations>();
-        for (LaneKey { costs, .. }, mut lane) in std::mem::take(&mut self.lanes) {
-            for slot in lane.queue.take_stored(|_| true) {
+        for (FlowQueueKey { costs, .. }, mut flow_queue) in std::mem::take(&mut self.flow_queues) {
+            for slot in flow_queue.queue.take_stored(|_| true) {
                 let generations = of_limiters(&self.owed.generations);
                 remains.unused.push((slot.at, costs.clone(), 1, generations));
             }
-            let waiters = lane.queue.take_waiters().into_iter();
+            let waiters = flow_queue.queue.take_waiters().into_iter();
             remains.arrivals.extend(waiters.map(|waiter| waiter.into_arrival(costs.clone())));
         }
         for Unneeded { key, slot, count, generations } in self.owed.unused {
@@ -261,7 +261,7 @@ impl LineCore {
         self.refuse_overfull(out);
         self.give_back_surplus(around.now, out);
         self.ask(around, out);
-        self.lanes.retain(|_, lane| !lane.is_empty());
+        self.flow_queues.retain(|_, flow_queue| !flow_queue.is_empty());
         self.end_if_idle(around.now, out);
     }
 
@@ -300,7 +300,7 @@ impl LineCore {
     /// Returns the next moment at which something happens by itself.
     pub(in crate::limiter) fn wakes_at(&self, around: &Around) -> Moment {
         let now = around.now;
-        let ends = self.lanes.values().filter_map(|lane| lane.queue.first_end()).min();
+        let ends = self.flow_queues.values().filter_map(|flow_queue| flow_queue.queue.first_end()).min();
         let next = [
             self.next_slot(around),
             self.next_call(now),
@@ -313,16 +313,16 @@ impl LineCore {
 
     /// Returns how many requests wait.
     pub(in crate::limiter) fn waiting(&self) -> usize {
-        self.lanes.values().map(|lane| lane.queue.waiting()).sum()
+        self.flow_queues.values().map(|flow_queue| flow_queue.queue.waiting()).sum()
     }
 
     /// Returns the flows that wait.
     pub(in crate::limiter) fn flows(&self) -> Vec<FlowWaiting> {
         let mut flows: Vec<FlowWaiting> = Vec::new();
-        // The lanes of a flow stand beside each other.
-        for (LaneKey { flow, .. }, lane) in &self.lanes {
-            let Some(since) = lane.queue.first_arrived() else { continue };
-            let count = u32::try_from(lane.queue.waiting()).unwrap_or(u32::MAX);
+        // The flow queues of a flow stand beside each other.
+        for (FlowQueueKey { flow, .. }, flow_queue) in &self.flow_queues {
+            let Some(since) = flow_queue.queue.first_arrived() else { continue };
+            let count = u32::try_from(flow_queue.queue.waiting()).unwrap_or(u32::MAX);
             match flows.last_mut() {
                 Some(last) if last.flow == *flow => {
                     last.count = last.count.saturating_add(count);
@@ -336,12 +336,12 @@ impl LineCore {
 
     /// Returns when the first waiting request arrived.
     pub(in crate::limiter) fn first_arrived(&self) -> Option<Moment> {
-        self.lanes.values().filter_map(|lane| lane.queue.first_arrived()).min()
+        self.flow_queues.values().filter_map(|flow_queue| flow_queue.queue.first_arrived()).min()
     }
 
     /// Returns how many requests no call has told of yet.
     pub(in crate::limiter) fn pending(&self) -> usize {
-        self.lanes.values().map(Lane::untold).sum()
+        self.flow_queues.values().map(FlowQueue::untold).sum()
     }
 
     /// Returns until when slots of the store may be used.
@@ -370,7 +370,7 @@ impl LineCore {
     }
 
     /// Returns what a request takes of each limiter: nothing of a ceiling that does not bound its class.
-    fn costs(&self, key: &LaneKey) -> Vec<u64> {
+    fn costs(&self, key: &FlowQueueKey) -> Vec<u64> {
         let class = self.class(key.flow);
         let limiters = key.costs.of(self.limits.policies.len());
         let bounds = self.limits.shared.iter().flat_map(|Shared { ceilings, place, .. }| {
@@ -389,21 +389,21 @@ impl LineCore {
         is_usable(slot, self.link, self.lease(), now)
     }
 
-    /// Lets every lane be told of anew.
-    fn tell_all(&mut self, at: Moment) {
-        for lane in self.lanes.values_mut() {
-            lane.tell(at);
-            lane.left.clear();
+    /// Lets every flow queue be told of anew.
+    fn tell_all_by(&mut self, at: Moment) {
+        for flow_queue in self.flow_queues.values_mut() {
+            flow_queue.tell_by(at);
+            flow_queue.left.clear();
         }
     }
 
     /// Makes requests of those whose slots are gone: they have none again.
-    fn lose(&mut self, gone: impl Fn(&Slot) -> bool, now: Moment) -> Vec<(LaneKey, Slot)> {
+    fn lose(&mut self, gone: impl Fn(&Slot) -> bool, now: Moment) -> Vec<(FlowQueueKey, Slot)> {
         let mut lost = Vec::new();
-        for (key, lane) in &mut self.lanes {
-            let slots = lane.queue.take_slots(&gone);
+        for (key, flow_queue) in &mut self.flow_queues {
+            let slots = flow_queue.queue.take_slots(&gone);
             if !slots.is_empty() {
-                lane.tell(now);
+                flow_queue.tell_by(now);
             }
             lost.extend(slots.into_iter().map(|slot| (key.clone(), slot)));
         }

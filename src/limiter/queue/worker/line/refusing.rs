@@ -10,7 +10,7 @@ use crate::limiter::queue::worker::events::Action;
 use crate::limiter::queue::worker::limits::{FULL_RETRY, Limits};
 use crate::limiter::recovery::link::Link;
 
-use super::{Lane, LaneKey, LineCore};
+use super::{FlowQueue, FlowQueueKey, LineCore};
 
 impl LineCore {
     /// Takes a request in.
@@ -19,43 +19,44 @@ impl LineCore {
         if self.stay.is_closing() {
             return out.push(Action::Refuse(*asker, costs.clone(), self.limits.closed()));
         }
-        if let Some(refusal) = self.too_costly(&LaneKey { flow: *flow, costs: costs.clone() }) {
+        if let Some(refusal) = self.too_costly(&FlowQueueKey { flow: *flow, costs: costs.clone() }) {
             return out.push(Action::Refuse(*asker, costs.clone(), refusal));
         }
         self.wait(arrival, now);
     }
 
-    /// Puts a request into its lane. It is told of at once, or a little later where others of its lane wait already.
+    /// Puts a request into its flow queue. It is told of at once, or a little later where others of its flow queue wait already.
     pub(super) fn wait(&mut self, arrival: Arrival, now: Moment) {
         let Arrival { asker, costs, arrived, deadline, flow } = arrival;
         // A limiter that only counts shares nothing out.
         let Asker::Request(request) = asker else { return };
         let (ends, later) = (self.ends(arrived, deadline), self.later(now));
-        let lane = self.lanes.entry(LaneKey { flow, costs }).or_insert_with(Lane::new);
-        let is_first = lane.queue.without_slot().next().is_none();
+        let flow_queue = self.flow_queues.entry(FlowQueueKey { flow, costs }).or_insert_with(FlowQueue::new);
+        let is_first = flow_queue.queue.without_slot().next().is_none();
         let holder = Holder { arrived, deadline, late: 0, flow };
-        lane.queue.join_in_order(Waiter { request, holder, ends, stage: Stage::Asking });
-        lane.tell(if is_first { now } else { later });
+        flow_queue.queue.join_in_order(Waiter { request, holder, ends, stage: Stage::Asking });
+        flow_queue.tell_by(if is_first { now } else { later });
     }
 
     /// Takes in that requests have left.
     pub(super) fn remove(&mut self, left: &[RequestId], now: Moment, out: &mut Vec<Action>) {
         let later = self.later(now);
-        for (key, lane) in &mut self.lanes {
-            let gone = lane.queue.remove(left);
+        for (key, flow_queue) in &mut self.flow_queues {
+            let gone = flow_queue.queue.remove(left);
             if gone.is_empty() {
                 continue;
             }
             out.push(Action::CountCancelled(key.costs.clone(), key.flow, gone.len()));
-            let told_until = lane.told_until;
-            lane.left
+            let told_until = flow_queue.told_until;
+            flow_queue
+                .left
                 .extend(gone.iter().map(|waiter| waiter.holder.arrived).filter(|came| *came <= told_until));
-            lane.tell(later);
+            flow_queue.tell_by(later);
         }
     }
 
     /// Returns the refusal of requests that cost more than their class can ever have dealt, if they do.
-    fn too_costly(&self, key: &LaneKey) -> Option<Refusal> {
+    fn too_costly(&self, key: &FlowQueueKey) -> Option<Refusal> {
         let Limits { refs, costs_max, too_costly, .. } = &self.limits;
         // The ceilings stand behind the limiters, and are windows.
         let rate = |ceiling: &LimiterRef| ceiling.rules.iter().map(|rule| rule.rate).min();
@@ -71,11 +72,11 @@ impl LineCore {
 
     /// Refuses the requests that cost more than the limits, after a change, can ever hold.
     pub(super) fn refuse_too_costly(&mut self, out: &mut Vec<Action>) {
-        let costly = |key: &LaneKey| Some((key.clone(), self.too_costly(key)?));
-        let keys: Vec<(LaneKey, Refusal)> = self.lanes.keys().filter_map(costly).collect();
+        let costly = |key: &FlowQueueKey| Some((key.clone(), self.too_costly(key)?));
+        let keys: Vec<(FlowQueueKey, Refusal)> = self.flow_queues.keys().filter_map(costly).collect();
         for (key, refusal) in keys {
-            let Some(lane) = self.lanes.get_mut(&key) else { continue };
-            for waiter in lane.queue.take_waiters() {
+            let Some(flow_queue) = self.flow_queues.get_mut(&key) else { continue };
+            for waiter in flow_queue.queue.take_waiters() {
                 let asker = Asker::Request(waiter.request);
                 out.push(Action::Refuse(asker, key.costs.clone(), refusal.clone()));
             }
@@ -90,20 +91,22 @@ impl LineCore {
             Link::Away { .. } => self.pause.opens(now),
             Link::Up { .. } | Link::Held { .. } => now,
         };
-        let mut lanes = std::mem::take(&mut self.lanes);
-        for (key, lane) in &mut lanes {
-            let ended = lane.queue.take_ended(until, |slot| self.is_due(slot, now));
+        let mut flow_queues = std::mem::take(&mut self.flow_queues);
+        for (key, flow_queue) in &mut flow_queues {
+            let ended = flow_queue.queue.take_ended(until, |slot| self.is_due(slot, now));
             if ended.is_empty() {
                 continue;
             }
-            lane.tell(now);
+            flow_queue.tell_by(now);
             for waiter in ended {
-                lane.left.extend(Some(waiter.holder.arrived).filter(|came| *came <= lane.told_until));
-                let refusal = self.ended(&waiter, lane.wait, now);
+                flow_queue
+                    .left
+                    .extend(Some(waiter.holder.arrived).filter(|came| *came <= flow_queue.told_until));
+                let refusal = self.ended(&waiter, flow_queue.wait, now);
                 out.push(Action::Refuse(Asker::Request(waiter.request), key.costs.clone(), refusal));
             }
         }
-        self.lanes = lanes;
+        self.flow_queues = flow_queues;
     }
 
     /// Returns the refusal of a request whose wait has ended without a slot.
@@ -133,15 +136,16 @@ impl LineCore {
         // Where nobody may wait for a permit, requests wait for an answer alone.
         let may_wait = |class: &&Class| class.queue.max_waiting > 0;
         for (place, class) in share.classes.iter().enumerate().filter(|(_, class)| may_wait(class)) {
-            let of_class = |key: &LaneKey| share.member(key.flow).class == place;
-            let lanes = || self.lanes.iter().filter(|(key, _)| of_class(key));
-            let waiting: usize = lanes().map(|(_, lane)| lane.queue.without_slot().count()).sum();
+            let of_class = |key: &FlowQueueKey| share.member(key.flow).class == place;
+            let flow_queues = || self.flow_queues.iter().filter(|(key, _)| of_class(key));
+            let waiting: usize =
+                flow_queues().map(|(_, flow_queue)| flow_queue.queue.without_slot().count()).sum();
             let most = usize::try_from(class.queue.max_waiting).unwrap_or(usize::MAX);
             for _ in most..waiting {
-                let last = self.lanes.iter_mut().filter(|(key, _)| of_class(key));
-                let last = last.max_by_key(|(_, lane)| lane.queue.last_arrived());
-                let Some((key, lane)) = last else { break };
-                let Some((waiter, _)) = lane.queue.take_last_waiter() else { break };
+                let last = self.flow_queues.iter_mut().filter(|(key, _)| of_class(key));
+                let last = last.max_by_key(|(_, flow_queue)| flow_queue.queue.last_arrived());
+                let Some((key, flow_queue)) = last else { break };
+                let Some((waiter, _)) = flow_queue.queue.take_last_waiter() else { break };
                 out.push(Action::Refuse(Asker::Request(waiter.request), key.costs.clone(), refusal.clone()));
             }
         }

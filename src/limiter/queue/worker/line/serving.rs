@@ -10,7 +10,7 @@ use crate::limiter::queue::slot::Slot;
 use crate::limiter::queue::worker::common::{is_current, waiter_again};
 use crate::limiter::queue::worker::events::{Action, Around, Back};
 
-use super::{Lane, LaneKey, LineCore};
+use super::{FlowQueue, FlowQueueKey, LineCore};
 
 impl LineCore {
     /// Takes a permit back.
@@ -25,25 +25,25 @@ impl LineCore {
         let now = around.now;
         match back {
             Back::Unused(flow) => {
-                let key = LaneKey { flow, costs };
+                let key = FlowQueueKey { flow, costs };
                 let is_late = slot.is_late(&around.clock_of(slot.source), now, self.limits.guard);
                 let is_good = !is_late && self.is_usable(&slot, now) && !self.pause.holds(slot.due);
-                match self.lanes.get_mut(&key) {
-                    Some(lane) if is_good && lane.queue.waiting() > 0 => {
-                        lane.queue.hold(slot);
-                        lane.tell(now);
+                match self.flow_queues.get_mut(&key) {
+                    Some(flow_queue) if is_good && flow_queue.queue.waiting() > 0 => {
+                        flow_queue.queue.hold(slot);
+                        flow_queue.tell_by(now);
                     }
                     _ => self.give_back(slot, key, out),
                 }
             }
-            Back::Refund(flow) => self.give_back(slot, LaneKey { flow, costs }, out),
+            Back::Refund(flow) => self.give_back(slot, FlowQueueKey { flow, costs }, out),
             Back::Exchanged(request, holder, why) => {
                 self.rejoin(slot, costs, (request, holder, why), now, out);
             }
         }
     }
 
-    /// Puts the request of a permit that could not be used back into its lane, in its old place. One that has only to be confirmed by an
+    /// Puts the request of a permit that could not be used back into its flow queue, in its old place. One that has only to be confirmed by an
     /// answer keeps its slot; that of a request that was set aside has come back before; any other is given back.
     fn rejoin(
         &mut self,
@@ -53,7 +53,7 @@ impl LineCore {
         now: Moment,
         out: &mut Vec<Action>,
     ) {
-        let key = LaneKey { flow: holder.flow, costs };
+        let key = FlowQueueKey { flow: holder.flow, costs };
         if self.stay.is_closing() {
             let (costs, closed) = (key.costs.clone(), self.limits.closed());
             if why != Unusable::SetAside {
@@ -68,13 +68,13 @@ impl LineCore {
         if !is_kept && why != Unusable::SetAside {
             self.give_back(slot, key.clone(), out);
         }
-        let lane = self.lanes.entry(key).or_insert_with(Lane::new);
-        lane.told_until = lane.told_until.max(told_until);
-        lane.queue.join_in_order(waiter);
+        let flow_queue = self.flow_queues.entry(key).or_insert_with(FlowQueue::new);
+        flow_queue.told_until = flow_queue.told_until.max(told_until);
+        flow_queue.queue.join_in_order(waiter);
         if is_kept {
-            lane.queue.hold(slot);
+            flow_queue.queue.hold(slot);
         } else {
-            lane.tell(now);
+            flow_queue.tell_by(now);
         }
     }
 
@@ -83,7 +83,7 @@ impl LineCore {
         slot.due <= now && self.is_usable(slot, now) && !self.pause.holds(slot.due)
     }
 
-    /// Hands out the slots that have come, the earliest first. However many slots of a lane are found late at once, they are one for its
+    /// Hands out the slots that have come, the earliest first. However many slots of a flow queue are found late at once, they are one for its
     /// first request: nobody had the time to ask again between them.
     pub(super) fn hand_out(&mut self, around: &Around, out: &mut Vec<Action>) {
         let mut in_flight_left = around.in_flight_left;
@@ -95,36 +95,39 @@ impl LineCore {
         }
     }
 
-    /// Returns the lane whose first slot is the earliest of those that are due.
-    fn next_due(&self, now: Moment) -> Option<LaneKey> {
-        let slots = self.lanes.iter().filter_map(|(key, lane)| Some((lane.queue.next_slot()?, key)));
+    /// Returns the flow queue whose first slot is the earliest of those that are due.
+    fn next_due(&self, now: Moment) -> Option<FlowQueueKey> {
+        let slots = self
+            .flow_queues
+            .iter()
+            .filter_map(|(key, flow_queue)| Some((flow_queue.queue.next_slot()?, key)));
         slots
             .filter(|(slot, _)| self.is_due(slot, now))
             .min_by_key(|(slot, _)| slot.due)
             .map(|(_, key)| key.clone())
     }
 
-    /// Hands out the first slot of a lane, or gives it back if it is late. Returns whether a request has it.
+    /// Hands out the first slot of a flow queue, or gives it back if it is late. Returns whether a request has it.
     fn hand_out_one(
         &mut self,
-        key: &LaneKey,
-        late: &mut BTreeSet<LaneKey>,
+        key: &FlowQueueKey,
+        late: &mut BTreeSet<FlowQueueKey>,
         around: &Around,
         out: &mut Vec<Action>,
     ) -> bool {
         let (now, guard) = (around.now, self.limits.guard);
-        let Some(lane) = self.lanes.get_mut(key) else { return false };
-        let Some((slot, first)) = lane.queue.take_slot() else { return false };
+        let Some(flow_queue) = self.flow_queues.get_mut(key) else { return false };
+        let Some((slot, first)) = flow_queue.queue.take_slot() else { return false };
         let clock = around.clock_of(slot.source);
         if slot.is_late(&clock, now, guard) && (first.holder.late < LATE_MAX || late.contains(key)) {
             first.put_off(now + around.latency);
             first.holder.late += u8::from(late.insert(key.clone()));
-            lane.tell(now);
+            flow_queue.tell_by(now);
             out.push(Action::CountLate(slot.lateness(&clock, now)));
             self.give_back(slot, key.clone(), out);
             return false;
         }
-        let Some(Waiter { request, holder, .. }) = lane.queue.take_first() else { return false };
+        let Some(Waiter { request, holder, .. }) = flow_queue.queue.take_first() else { return false };
         out.push(Action::Grant(request, slot, key.costs.clone(), holder));
         true
     }
@@ -132,12 +135,12 @@ impl LineCore {
     /// Gives the slots back that no request needs.
     pub(super) fn give_back_surplus(&mut self, now: Moment, out: &mut Vec<Action>) {
         let mut surplus = Vec::new();
-        for (key, lane) in &mut self.lanes {
-            surplus.extend(lane.queue.take_surplus().into_iter().map(|slot| (slot, key.clone())));
+        for (key, flow_queue) in &mut self.flow_queues {
+            surplus.extend(flow_queue.queue.take_surplus().into_iter().map(|slot| (slot, key.clone())));
         }
         for (slot, key) in surplus {
-            if let Some(lane) = self.lanes.get_mut(&key) {
-                lane.tell(now);
+            if let Some(flow_queue) = self.flow_queues.get_mut(&key) {
+                flow_queue.tell_by(now);
             }
             self.give_back(slot, key, out);
         }
@@ -145,21 +148,21 @@ impl LineCore {
 
     /// Gives a place to the requests that the line has taken, and notifies those whose slot is near.
     pub(super) fn announce_waiting(&mut self, now: Moment, out: &mut Vec<Action>) {
-        for (key, lane) in &mut self.lanes {
+        for (key, flow_queue) in &mut self.flow_queues {
             // The line has told the place of the last one, which comes first; the others stand right before, or have their slots.
-            let mut place = lane.before;
-            lane.queue.announce_until(lane.answered_until, REFUSAL_MARGIN, |request| {
+            let mut place = flow_queue.before;
+            flow_queue.queue.announce_until(flow_queue.answered_until, REFUSAL_MARGIN, |request| {
                 let cost = key.costs.largest().get();
                 out.push(Action::Wait(request, Some(place.max(cost))));
                 place = place.saturating_sub(cost);
             });
-            lane.queue.approach(now, |request| out.push(Action::Approach(request)));
+            flow_queue.queue.approach(now, |request| out.push(Action::Approach(request)));
         }
     }
 
     /// Returns when the next request must be notified, or gets its slot.
     pub(super) fn next_slot(&self, around: &Around) -> Option<Moment> {
-        let queues = self.lanes.values().map(|lane| &lane.queue);
+        let queues = self.flow_queues.values().map(|flow_queue| &flow_queue.queue);
         let next = queues.flat_map(|queue: &CostQueue| {
             let slot = queue
                 .next_slot()

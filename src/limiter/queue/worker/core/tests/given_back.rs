@@ -46,7 +46,11 @@ fn slots_of_a_call_that_was_not_sent_alone_are_given_back_again() {
 fn a_new_epoch_voids_the_slots_that_a_call_which_was_not_sent_was_to_give_back() {
     let begins = Event::Linked(Link::Up { epoch: 1 });
     for end in [Event::PutBack { is_unsent: true }, Event::Failed { is_unsent: true }] {
-        assert_eq!(given_back(giving_back().0, vec![vec![begins.clone()], vec![end.clone()]]), 0, "before {end:?}");
+        assert_eq!(
+            given_back(giving_back().0, vec![vec![begins.clone()], vec![end.clone()]]),
+            0,
+            "before {end:?}"
+        );
         assert_eq!(given_back(giving_back().0, vec![vec![end.clone(), begins.clone()]]), 0, "behind {end:?}");
     }
 }
