@@ -20,8 +20,8 @@
 --   reschedule        void permits to be moved to their new places: slot, cost and count by turns, ascending
 --   reschedule_wait   the longest wait for a new place
 --   runs              new requests in their order: cost, longest wait and count by turns
---   replaced          how many of the first runs ask in place of slots that are lost: those are no new callers
---   prefetched        how many of the last runs are booked in advance: nobody asks for them
+--   replacing_runs    how many of the first runs ask in place of slots that are lost: those are no new callers
+--   prefetching_runs  how many of the last runs are booked in advance: nobody asks for them
 --   lead              how far ahead of now they are booked at least, but no further than they wait: the answer takes so long
 --   queue_slots_left  how many of them may be given a slot in the future
 --   refusal_budget    how many requests like the first refused one that is spread the caller may refuse without asking
@@ -42,7 +42,7 @@
 -- Expiry:      every key when nothing in it can matter any more, never earlier
 
 local given_now, lease, replica, call, known_epoch, run, settle, channel, callers, given_back, reschedule, reschedule_wait, runs,
-  replaced, prefetched, lead, queue_slots_left, refusal_budget, taken_back_until = cmsgpack.unpack(ARGV[1])
+  replacing_runs, prefetching_runs, lead, queue_slots_left, refusal_budget, taken_back_until = cmsgpack.unpack(ARGV[1])
 local limiters = #callers / 2
 local order_key, epoch_key, earlier_key, live_key, moved_key = unpack(KEYS, limiters + 1, limiters + 5)
 local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS, 1, limiters + 3))
@@ -351,7 +351,7 @@ if #runs > 0 and not settles and not is_moving and is_rescheduled then
           end
         end
         local rule = rules[limit]
-        local is_new = first > 3 * replaced and first <= #runs - 3 * prefetched
+        local is_new = first > 3 * replacing_runs and first <= #runs - 3 * prefetching_runs
         if is_new then refused = refused + left end
         local advised, is_spread =
           QueueOrder.advise(order, now, at, cost, is_new and left + refusal_budget or 0, refused > 1, rule)

@@ -48,9 +48,9 @@ pub struct Call {
     /// New requests.
     pub runs: Vec<Run>,
     /// How many of the first runs ask in place of slots that are lost. Their requests are no new callers.
-    pub replaced: usize,
+    pub replacing_runs: usize,
     /// How many of the last runs are booked in advance. Nobody asks for them.
-    pub prefetched: usize,
+    pub prefetching_runs: usize,
     /// How far ahead of the call they are booked at least, but no further than they wait: as long as the answer may take to come,
     /// where a slot would be late by then.
     pub lead: Micros,
@@ -68,7 +68,7 @@ pub struct Call {
 impl Call {
     /// Returns whether the requests of a run ask for the first time.
     pub fn is_new(&self, run: usize) -> bool {
-        run >= self.replaced && run + self.prefetched < self.runs.len()
+        run >= self.replacing_runs && run + self.prefetching_runs < self.runs.len()
     }
 }
 

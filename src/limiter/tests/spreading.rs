@@ -48,7 +48,7 @@ impl Limiter {
     fn exchange(&mut self, now: Micros, slot: Micros) -> Outcome {
         let give_back = vec![Holding { slot, cost: 1, count: 1 }];
         let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
-        self.make(now, Call { give_back, runs, replaced: 1, ..Call::default() })[0].1
+        self.make(now, Call { give_back, runs, replacing_runs: 1, ..Call::default() })[0].1
     }
 
     fn refused(&mut self, now: Micros) -> RetryDelay {
@@ -303,7 +303,7 @@ fn requests_of_no_new_caller_do_not_move_the_advice() {
     let mut limiter = Limiter::new(rule(10, 1_010_000, 1, SLIDING));
     limiter.call(START, Micros::ZERO, 10);
     let run = |count| Run { cost: 1, wait_max: Micros::ZERO, count };
-    let call = Call { runs: vec![run(3), run(1), run(4)], replaced: 1, prefetched: 1, ..Call::default() };
+    let call = Call { runs: vec![run(3), run(1), run(4)], replacing_runs: 1, prefetching_runs: 1, ..Call::default() };
     for (_, outcome) in limiter.make(START, call) {
         assert!(matches!(outcome, Outcome::TooFar(away) if !away.is_spread && away.advised == away.delay));
     }

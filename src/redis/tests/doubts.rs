@@ -191,7 +191,7 @@ fn a_silence_voids_no_use_in_the_cell_of_slots_ahead() {
         epoch: first,
         generations: vec![0],
         runs: vec![Run { cost, wait_max: Micros(20 * SECOND), count: 1 }],
-        prefetched: 1,
+        prefetching_runs: 1,
         lead: Micros(lead),
         queue_slots_left: 9,
         ..Call::default()

@@ -309,7 +309,7 @@ pub(super) fn first_of(call: &Call, answer: &Answer) -> Call {
     }
     let asked = call.runs.len();
     call.runs.retain(|run| run.count > 0);
-    call.prefetched = call.prefetched.saturating_sub(asked - call.runs.len());
+    call.prefetching_runs = call.prefetching_runs.saturating_sub(asked - call.runs.len());
     let (first, _) = split(&call.reschedule, rescheduled(answer));
     Call { reschedule: first, ..call }
 }
@@ -367,8 +367,8 @@ fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
             Step::Reserve { limiter_refs, runs, not_new, lead, queue_slots_left, refusal_budget } => {
                 let call = Call {
                     runs: asked(model, runs),
-                    replaced: not_new.0,
-                    prefetched: not_new.1,
+                    replacing_runs: not_new.0,
+                    prefetching_runs: not_new.1,
                     lead: Micros(*lead),
                     queue_slots_left: *queue_slots_left,
                     refusal_budget: *refusal_budget,

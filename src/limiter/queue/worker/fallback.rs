@@ -135,7 +135,7 @@ impl Worker {
         let (refs, costs_max) = (self.local_refs(), self.local_costs_max());
         let cost_max = costs_max.iter().copied().min().unwrap_or(u64::MAX);
         let fits = |run: &Run| run.cost <= cost_max;
-        call.replaced = call.runs.iter().take(call.replaced).filter(|run| fits(run)).count();
+        call.replacing_runs = call.runs.iter().take(call.replacing_runs).filter(|run| fits(run)).count();
         call.runs.retain(fits);
         for want in call.line.iter_mut().flat_map(|line| &mut line.wants) {
             if cost_max == 0 || want.costs.iter().zip(&costs_max).any(|(cost, max)| cost > max) {
@@ -180,7 +180,7 @@ impl Worker {
         for ((limiter_ref, part), permits) in limiters.filter(|(_, permits)| **permits > 0) {
             let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: *permits }];
             let call =
-                Call { replica: *replica, generations: vec![0], runs, prefetched: 1, ..Call::default() };
+                Call { replica: *replica, generations: vec![0], runs, prefetching_runs: 1, ..Call::default() };
             let answer = store.reserve_now(slice::from_ref(limiter_ref), &call);
             let granted: Vec<_> = booked(&call, &answer).collect();
             self.session.ledger().record_offline(answer.now, slice::from_ref(&part), &granted);

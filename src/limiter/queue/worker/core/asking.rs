@@ -230,7 +230,7 @@ impl BookedCore {
         let replace: Vec<_> = replace.into_iter().collect();
         let arrivals = if is_moving { 0 } else { self.batch() };
         let arrivals: Vec<_> = self.arrivals.list.drain(..arrivals).collect();
-        let replaced: usize = replace.iter().map(|(_, count)| count).sum();
+        let replaced_requests: usize = replace.iter().map(|(_, count)| count).sum();
         let mut runs = self.runs(now, &replace, &arrivals);
         // Permits are prefetched only where they can be used at once, and pass nobody.
         let lead = self.lead(around, &replace, &arrivals);
@@ -244,10 +244,10 @@ impl BookedCore {
             reschedule: holdings(&reschedule),
             reschedule_wait: self.longest_wait(now),
             runs,
-            replaced: replace.len(),
-            prefetched: usize::from(prefetch.is_some()),
+            replacing_runs: replace.len(),
+            prefetching_runs: usize::from(prefetch.is_some()),
             lead,
-            queue_slots_left: self.queue_slots_left() + replaced as u64,
+            queue_slots_left: self.queue_slots_left() + replaced_requests as u64,
             ..Call::default()
         };
         self.calls.under_way =
@@ -343,11 +343,11 @@ impl BookedCore {
             let wait_max = wait_left.unwrap_or(DEADLINE_SLACK);
             runs.push(Run { cost: cost.get(), wait_max, count: *count as u64 });
         }
-        let replaced = runs.len();
+        let replacing_runs = runs.len();
         let mut first_wait = Micros::ZERO;
         for arrival in arrivals {
             let (cost, wait) = (arrival.cost().get(), arrival.deadline - now);
-            match runs[replaced..].last_mut() {
+            match runs[replacing_runs..].last_mut() {
                 Some(run) if run.cost == cost && wait.0.abs_diff(first_wait.0) < RUN_SPREAD.0 => {
                     run.count += 1;
                     run.wait_max = run.wait_max.min(wait);

@@ -147,11 +147,11 @@ impl BookedCore {
             let refused = |arrival: Arrival| Action::Refuse(arrival.asker, arrival.costs, refusal.clone());
             out.extend(arrivals.into_iter().map(refused));
         } else if self.limits.policies.contains(&OnStoreFailure::Local) {
-            let replaced = replace.iter().map(|(_, count)| *count as u64).sum::<u64>();
+            let replaced_requests = replace.iter().map(|(_, count)| *count as u64).sum::<u64>();
             let call = Call {
                 runs: self.runs(around.now, &replace, &arrivals),
-                replaced: replace.len(),
-                queue_slots_left: self.queue_slots_left() + replaced,
+                replacing_runs: replace.len(),
+                queue_slots_left: self.queue_slots_left() + replaced_requests,
                 ..Call::default()
             };
             self.calls.local = Some((replace, arrivals));
