@@ -71,8 +71,9 @@ impl Link {
 pub(in crate::limiter) struct Terms {
     /// How long after the sending of an answered call its slots may be used.
     pub(in crate::limiter) lease: Micros,
-    /// How long a request waits for an answer at least: a call's deadline and a lease.
-    pub(in crate::limiter) patience: Micros,
+    /// How long after the sending of its first failed call a store counts as away, and how long a request waits for an answer at least: a
+    /// call's deadline and a lease.
+    pub(in crate::limiter) away_after: Micros,
     /// How long an answer may take, and its slots be good: a call's deadline and a lease, and nothing of a store that cannot fail.
     pub(in crate::limiter) answer_max: Micros,
     /// The interval at which the store is asked while slots of it are held.
@@ -86,12 +87,12 @@ impl Terms {
         let answer_max = timeout + used;
         // More than twice in each lease.
         let heartbeat = Micros(lease.0 * 2 / 5);
-        Terms { lease: used, patience: answer_max, answer_max, heartbeat }
+        Terms { lease: used, away_after: answer_max, answer_max, heartbeat }
     }
 
     /// Returns the same terms of a store that cannot fail: whoever waits for its answer waits for this replica alone.
     pub(in crate::limiter) fn without_failures(self) -> Terms {
-        Terms { patience: OWN_LATENESS_MAX, answer_max: Micros::ZERO, ..self }
+        Terms { away_after: OWN_LATENESS_MAX, answer_max: Micros::ZERO, ..self }
     }
 }
 
@@ -265,7 +266,7 @@ impl Session {
             // A new epoch in this answer is not enough, even of a new memory: it may have begun before the step, and what others
             // have written into it since is at instants of the clock before.
             self.required_epoch = self.required_epoch.max(self.epoch.max(epoch.id) + 1);
-            self.link = Link::Held { epoch: self.required_epoch, until: now + self.terms.patience };
+            self.link = Link::Held { epoch: self.required_epoch, until: now + self.terms.away_after };
         }
         self.observe(epoch, now, out);
         if epoch.id >= self.epoch_least() {
@@ -319,7 +320,7 @@ impl Session {
     fn failed(&mut self, sent: Moment) {
         let is_new = self.contact.is_none_or(|contact| sent >= contact);
         if is_new && matches!(self.link, Link::Up { .. } | Link::Settling { .. }) {
-            self.link = Link::Held { epoch: self.epoch_least(), until: sent + self.terms.patience };
+            self.link = Link::Held { epoch: self.epoch_least(), until: sent + self.terms.away_after };
         }
     }
 
@@ -327,12 +328,12 @@ impl Session {
         let seen = std::mem::replace(&mut self.outages.seen, now);
         match self.link {
             // Nobody has looked at the outage for that long, because this process stood still: the store may be back, and is asked first.
-            Link::Away { .. } if now >= seen + self.terms.patience => {
-                self.link = Link::Held { epoch: self.epoch_least(), until: now + self.terms.patience };
+            Link::Away { .. } if now >= seen + self.terms.away_after => {
+                self.link = Link::Held { epoch: self.epoch_least(), until: now + self.terms.away_after };
             }
             // This process stood still, and nobody has asked the store meanwhile: it may be there, and grant all to others.
-            Link::Held { epoch, until } if now >= until + self.terms.patience => {
-                self.link = Link::Held { epoch, until: now + self.terms.patience };
+            Link::Held { epoch, until } if now >= until + self.terms.away_after => {
+                self.link = Link::Held { epoch, until: now + self.terms.away_after };
             }
             Link::Held { until, .. } if now >= until => {
                 self.outages = Outages { count: self.outages.count + 1, began: until, seen: now };

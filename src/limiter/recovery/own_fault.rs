@@ -33,13 +33,13 @@ impl OwnFault {
     /// Forgets a fault that has lasted for some time: a queue that asks nobody in an outage would never learn that it is over. The next call
     /// shows it.
     pub(in crate::limiter) fn lapse(&mut self, terms: &Terms, now: Moment) {
-        self.since.take_if(|since| now >= *since + terms.patience + RETRIED_AFTER);
+        self.since.take_if(|since| now >= *since + terms.away_after + RETRIED_AFTER);
     }
 
     /// Returns what the store is to this queue, where it is `link` to all others.
     pub(in crate::limiter) fn link(&self, link: Link, terms: &Terms, now: Moment) -> Link {
         let (Link::Up { epoch }, Some(since)) = (link, self.since) else { return link };
-        let until = since + terms.patience;
+        let until = since + terms.away_after;
         // Other numbers than those of the session's outages.
         if now >= until {
             Link::Away { outage: u64::MAX - self.outages }

@@ -29,7 +29,7 @@ async fn wait_longer(session: &StoreSession, sent: Moment, failure: &mut Failure
     // A booking that no replica of Redis has confirmed is given back, and not used.
     let late = failure.late.as_mut().filter(|_| !matches!(failure.error, StoreError::Unconfirmed))?;
     session.on(SessionEvent::Failed { sent }, session.moment());
-    let left = (sent + session.terms.patience) - session.moment();
+    let left = (sent + session.terms.away_after) - session.moment();
     let answer = timeout(left.to_duration(), late).await.ok()?;
     failure.late = None;
     answer

@@ -118,7 +118,7 @@ impl Worker {
     /// Returns how long before an outage the store must have told a limiter's usage: an outage takes a call's deadline and a lease to begin,
     /// and nobody is granted anything meanwhile.
     fn heard_lately(&self) -> Micros {
-        self.session.terms.patience + HEARD_LATELY
+        self.session.terms.away_after + HEARD_LATELY
     }
 
     /// Keeps the known usage in this replica's memory, for the next worker of the limiter if the store is unreachable then.
