@@ -2,7 +2,7 @@
 //! whether the store knows them, too. Pure: the present moment is an argument.
 //!
 //! A pause that was made while the store did not answer, or that the store has forgotten, is known by this replica alone. It is
-//! *unsettled* until the store has been told of it. Of two actions the later one counts.
+//! *unreported* until the store has been told of it. Of two actions the later one counts.
 
 use std::collections::HashMap;
 
@@ -51,13 +51,13 @@ impl KnownPause {
     }
 
     /// Returns whether the store has to be told. What is not known in full cannot be told.
-    fn is_unsettled(&self, memory: u64) -> bool {
+    fn is_unreported(&self, memory: u64) -> bool {
         self.memory != Some(memory) && self.cause.is_some()
     }
 
     /// Returns whether the pause is not over, or its end by hand may still matter.
     fn matters(&self, memory: u64, now: Moment) -> bool {
-        self.until > now || (self.is_lifted() && self.is_unsettled(memory) && now < self.at + PAUSE_MAX)
+        self.until > now || (self.is_lifted() && self.is_unreported(memory) && now < self.at + PAUSE_MAX)
     }
 }
 
@@ -77,12 +77,12 @@ impl KnownPauses {
         memory: u64,
         now: Moment,
     ) -> bool {
-        self.forget(memory, now);
+        self.prune(memory, now);
         let known = self.of(partition);
-        if let Some(known) = known.filter(|known| known.is_unsettled(memory)) {
+        if let Some(known) = known.filter(|known| known.is_unreported(memory)) {
             if known.is_same(&pause) {
                 self.put(partition, KnownPause { memory: pause.memory, ..known });
-                self.forget(memory, now);
+                self.prune(memory, now);
                 return true;
             }
             if known.at > pause.at {
@@ -92,7 +92,7 @@ impl KnownPauses {
         let goes_on = known.filter(|known| !pause.is_by_hand() && known.until >= pause.until);
         let pause = match (goes_on, pause.memory) {
             // A longer pause is never shortened by an upstream.
-            (Some(known), _) if known.is_unsettled(memory) => known,
+            (Some(known), _) if known.is_unreported(memory) => known,
             (Some(known), memory) => KnownPause { memory, ..known },
             (None, _) => pause,
         };
@@ -100,22 +100,22 @@ impl KnownPauses {
             self.partitions.retain(|_, part| part.at > pause.at);
         }
         self.put(partition, pause);
-        self.forget(memory, now);
+        self.prune(memory, now);
         true
     }
 
     /// Takes in the end of a pause that an answer of the store names. Returns false if an action that the store was not told of yet
     /// outranks it.
-    pub(in crate::limiter) fn hear(
+    pub(in crate::limiter) fn note_end(
         &mut self,
         partition: Option<Partition>,
         until: Moment,
         memory: u64,
         now: Moment,
     ) -> bool {
-        self.forget(memory, now);
+        self.prune(memory, now);
         let known = self.of(partition);
-        if known.is_some_and(|known| known.is_unsettled(memory)) {
+        if known.is_some_and(|known| known.is_unreported(memory)) {
             return false;
         }
         let heard = KnownPause { at: now, until, cause: None, memory: Some(memory) };
@@ -143,21 +143,21 @@ impl KnownPauses {
     }
 
     /// Returns what the store has to be told, in the order of the actions.
-    pub(in crate::limiter) fn unsettled(
+    pub(in crate::limiter) fn unreported(
         &self,
         memory: u64,
         now: Moment,
     ) -> Vec<(Option<Partition>, KnownPause)> {
         let parts = self.partitions.iter().map(|(partition, pause)| (Some(*partition), *pause));
         let all = self.whole.map(|pause| (None, pause)).into_iter().chain(parts);
-        let mut unsettled: Vec<_> =
-            all.filter(|(_, pause)| pause.is_unsettled(memory) && pause.matters(memory, now)).collect();
-        unsettled.sort_unstable_by_key(|(partition, pause)| (pause.at, *partition));
-        unsettled
+        let mut unreported: Vec<_> =
+            all.filter(|(_, pause)| pause.is_unreported(memory) && pause.matters(memory, now)).collect();
+        unreported.sort_unstable_by_key(|(partition, pause)| (pause.at, *partition));
+        unreported
     }
 
     /// Takes in that the store was told, and that the pause ends at a moment by now.
-    pub(in crate::limiter) fn settle(
+    pub(in crate::limiter) fn confirm_report(
         &mut self,
         partition: Option<Partition>,
         told: KnownPause,
@@ -171,7 +171,7 @@ impl KnownPauses {
         if let Some(known) = known.filter(|known| known.at == told.at) {
             (known.memory, known.until) = (Some(memory), until);
         }
-        self.forget(memory, now);
+        self.prune(memory, now);
     }
 
     /// Takes in that the store knew of no pause at the sending of a call. Returns whether the replica keeps to none either.
@@ -193,8 +193,8 @@ impl KnownPauses {
         true
     }
 
-    /// Forgets what does not matter any more.
-    pub(in crate::limiter) fn forget(&mut self, memory: u64, now: Moment) {
+    /// Removes what does not matter any more.
+    pub(in crate::limiter) fn prune(&mut self, memory: u64, now: Moment) {
         self.whole.take_if(|pause| !pause.matters(memory, now));
         self.partitions.retain(|_, pause| pause.matters(memory, now));
     }
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(known.of(partition()), Some(by_hand(12, 12, None)));
         assert_eq!(known.of(None), Some(by_hand(10, 60, None)));
         assert_eq!(
-            known.unsettled(MEMORY, at(13)),
+            known.unreported(MEMORY, at(13)),
             [(None, by_hand(10, 60, None)), (partition(), by_hand(12, 12, None))]
         );
         assert!(known.note(None, by_hand(14, 14, Some(MEMORY)), MEMORY, at(14)), "a resume of all, later");
@@ -255,11 +255,11 @@ mod tests {
     fn an_answer_does_not_undo_what_the_store_was_not_told_of() {
         let mut known = KnownPauses::default();
         known.note(None, by_hand(10, 10, None), MEMORY, at(10));
-        assert!(!known.hear(None, at(60), MEMORY, at(11)));
+        assert!(!known.note_end(None, at(60), MEMORY, at(11)));
         assert!(!known.is_paused(at(11)));
-        known.settle(None, by_hand(10, 10, None), (MEMORY, at(10)), at(12));
+        known.confirm_report(None, by_hand(10, 10, None), (MEMORY, at(10)), at(12));
         assert!(known.is_empty());
-        assert!(known.hear(None, at(60), MEMORY, at(13)));
+        assert!(known.note_end(None, at(60), MEMORY, at(13)));
         assert!(known.is_paused(at(59)) && !known.is_paused(at(60)));
     }
 
@@ -267,14 +267,14 @@ mod tests {
     fn a_pause_that_the_store_has_forgotten_is_told_again() {
         let mut known = KnownPauses::default();
         known.note(None, by_hand(10, 60, Some(MEMORY)), MEMORY, at(10));
-        assert!(known.unsettled(MEMORY, at(11)).is_empty());
-        assert_eq!(known.unsettled(MEMORY + 1, at(11)), [(None, by_hand(10, 60, Some(MEMORY)))]);
+        assert!(known.unreported(MEMORY, at(11)).is_empty());
+        assert_eq!(known.unreported(MEMORY + 1, at(11)), [(None, by_hand(10, 60, Some(MEMORY)))]);
         assert!(!known.ended(None, MEMORY + 1, at(12)), "the new memory has not been told yet");
         // Another replica was the first to tell it.
         let told = KnownPause { at: Moment(at(10).0 - 2000), ..by_hand(10, 60, Some(MEMORY + 1)) };
         assert!(known.note(None, told, MEMORY + 1, at(12)));
-        assert!(known.unsettled(MEMORY + 1, at(13)).is_empty());
-        assert!(known.unsettled(MEMORY + 2, at(60)).is_empty(), "it is over");
+        assert!(known.unreported(MEMORY + 1, at(13)).is_empty());
+        assert!(known.unreported(MEMORY + 2, at(60)).is_empty(), "it is over");
     }
 
     #[test]
@@ -304,7 +304,7 @@ mod tests {
             known.note(Some(partition), upstreams(10, 60, None), MEMORY, at(10));
         }
         assert_eq!(known.partitions.len(), PARTITIONS_MAX);
-        known.forget(MEMORY, at(60));
+        known.prune(MEMORY, at(60));
         assert!(known.is_empty());
     }
 }

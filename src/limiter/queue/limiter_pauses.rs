@@ -26,7 +26,7 @@ impl LimiterPauses {
     fn with<T>(&self, act: impl FnOnce(&mut KnownPauses, u64, Moment) -> T) -> T {
         let (memory, now) = (self.session.memory(), self.session.moment());
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.forget(memory, now);
+        known.prune(memory, now);
         let result = act(&mut known, memory, now);
         self.has_any.store(!known.is_empty(), Ordering::Release);
         result
@@ -69,13 +69,13 @@ impl LimiterPauses {
 
     /// Takes in the end of a pause that an answer of the store names. Returns false if an action that the store was not told of
     /// yet outranks it.
-    pub(in crate::limiter) fn hear(&self, partition: Option<Partition>, until: Moment) -> bool {
-        self.with(|known, memory, now| known.hear(partition, until, memory, now))
+    pub(in crate::limiter) fn note_end(&self, partition: Option<Partition>, until: Moment) -> bool {
+        self.with(|known, memory, now| known.note_end(partition, until, memory, now))
     }
 
     /// Takes in that the store, in the answer to a call that was sent at a moment, knows of no pause. Returns whether this replica
     /// keeps to none either.
-    pub(in crate::limiter) fn hear_none(&self, partition: Option<Partition>, sent: Moment) -> bool {
+    pub(in crate::limiter) fn note_none(&self, partition: Option<Partition>, sent: Moment) -> bool {
         !self.has_any() || self.with(|known, memory, _| known.ended(partition, memory, sent))
     }
 
@@ -97,16 +97,21 @@ impl LimiterPauses {
     }
 
     /// Returns what the store has to be told, in the order of the actions.
-    pub(in crate::limiter) fn unsettled(&self) -> Vec<(Option<Partition>, KnownPause)> {
+    pub(in crate::limiter) fn unreported(&self) -> Vec<(Option<Partition>, KnownPause)> {
         if !self.has_any() || !self.session.store.may_fail() {
             return Vec::new();
         }
-        self.with(|known, memory, now| known.unsettled(memory, now))
+        self.with(|known, memory, now| known.unreported(memory, now))
     }
 
     /// Takes in that the store was told of a pause, which ends at a moment by now.
-    pub(in crate::limiter) fn settle(&self, partition: Option<Partition>, told: KnownPause, until: Moment) {
-        self.with(|known, memory, now| known.settle(partition, told, (memory, until), now));
+    pub(in crate::limiter) fn confirm_report(
+        &self,
+        partition: Option<Partition>,
+        told: KnownPause,
+        until: Moment,
+    ) {
+        self.with(|known, memory, now| known.confirm_report(partition, told, (memory, until), now));
     }
 
     /// Returns whether the limiter, or any of its partitions, is paused.

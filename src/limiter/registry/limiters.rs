@@ -14,7 +14,7 @@ use crate::limiter::model::{
     Cause, Limiter, LimiterName, Partition, PauseStretch, Reason, Replica, replica_name,
 };
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
-use crate::limiter::queue::worker::settle_pauses;
+use crate::limiter::queue::worker::report_pauses;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::fleet::Fleet;
 use crate::limiter::recovery::heartbeat::{HeartbeatNotice, Recovery, beat, leave};
@@ -268,13 +268,13 @@ impl Limiters {
                 () = sessions.added() => {}
                 Some(()) = recoveries.next() => {}
                 () = self.fleet().keep_registered(&*sessions.overall.store) => {}
-                () = self.settle_pauses() => {}
+                () = self.keep_pauses_reported() => {}
             }
         }
     }
 
     /// Tells the store of the pauses that this replica alone knows, as soon as it answers. Never returns.
-    async fn settle_pauses(&self) {
+    async fn keep_pauses_reported(&self) {
         let queues = &self.in_force.queues;
         loop {
             queues.pauses_changed().await;
@@ -289,12 +289,12 @@ impl Limiters {
         let queues = &self.in_force.queues;
         let mut are_reported = true;
         for active in self.active_limiters() {
-            if active.pauses.unsettled().is_empty() {
+            if active.pauses.unreported().is_empty() {
                 continue;
             }
             let is_told = active.session.store.is_up()
-                && settle_pauses(&active, &queues.fallback, &**queues).await.is_ok()
-                && active.pauses.unsettled().is_empty();
+                && report_pauses(&active, &queues.fallback, &**queues).await.is_ok()
+                && active.pauses.unreported().is_empty();
             are_reported &= is_told;
         }
         are_reported

@@ -303,7 +303,12 @@ fn requests_of_no_new_caller_do_not_move_the_advice() {
     let mut limiter = Limiter::new(rule(10, 1_010_000, 1, SLIDING));
     limiter.call(START, Micros::ZERO, 10);
     let run = |count| Run { cost: 1, wait_max: Micros::ZERO, count };
-    let call = Call { runs: vec![run(3), run(1), run(4)], replacing_runs: 1, prefetching_runs: 1, ..Call::default() };
+    let call = Call {
+        runs: vec![run(3), run(1), run(4)],
+        replacing_runs: 1,
+        prefetching_runs: 1,
+        ..Call::default()
+    };
     for (_, outcome) in limiter.make(START, call) {
         assert!(matches!(outcome, Outcome::TooFar(away) if !away.is_spread && away.advised == away.delay));
     }

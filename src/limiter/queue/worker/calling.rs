@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::calls::{CallEnd, CallResult, MadeCall};
 use super::events::{Around, Event};
-use super::settle_pauses::settle_pauses;
+use super::report_pauses::report_pauses;
 use super::state::Worker;
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Answer, CALL_KEPT, Call, Epoch, Holding};
@@ -74,7 +74,7 @@ impl Worker {
             }
             let told = async {
                 for instance in queue.instances.iter() {
-                    settle_pauses(&instance.active, &fallback, &*siblings).await?;
+                    report_pauses(&instance.active, &fallback, &*siblings).await?;
                 }
                 report_offline_grants(&session, &made.limiter_refs, &fallback).await
             };
@@ -202,14 +202,14 @@ impl Worker {
             let (pauses, limiter) = (&instance.active.pauses, instance.active.name.clone());
             let paused = if *until > now {
                 let until = clock.due(*until);
-                pauses.hear(instance.partition, until).then(|| Paused {
+                pauses.note_end(instance.partition, until).then(|| Paused {
                     limiter,
                     from: clock.due(now),
                     until,
                 })
             } else {
                 // Its end was announced, and this replica has not heard it.
-                let has_ended = self.queue.has_pause() && pauses.hear_none(instance.partition, sent);
+                let has_ended = self.queue.has_pause() && pauses.note_none(instance.partition, sent);
                 has_ended.then_some(Paused { limiter, from: sent, until: sent })
             };
             if let Some(paused) = paused {

@@ -179,8 +179,13 @@ impl Worker {
         let limiters = self.calling.limiter_refs.iter().zip(self.own_parts()).zip(permits);
         for ((limiter_ref, part), permits) in limiters.filter(|(_, permits)| **permits > 0) {
             let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: *permits }];
-            let call =
-                Call { replica: *replica, generations: vec![0], runs, prefetching_runs: 1, ..Call::default() };
+            let call = Call {
+                replica: *replica,
+                generations: vec![0],
+                runs,
+                prefetching_runs: 1,
+                ..Call::default()
+            };
             let answer = store.reserve_now(slice::from_ref(limiter_ref), &call);
             let granted: Vec<_> = booked(&call, &answer).collect();
             self.session.ledger().record_offline(answer.now, slice::from_ref(&part), &granted);

@@ -22,14 +22,14 @@ mod fallback;
 mod limits;
 mod line;
 mod move_watch;
+mod report_pauses;
 mod reporter;
 mod reporting;
 mod requests;
 mod run;
-mod settle_pauses;
 mod siblings;
 mod state;
 
-pub(in crate::limiter) use settle_pauses::settle_pauses;
+pub(in crate::limiter) use report_pauses::report_pauses;
 pub(in crate::limiter) use siblings::Siblings;
 pub(in crate::limiter) use state::Worker;

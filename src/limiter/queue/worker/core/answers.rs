@@ -49,9 +49,9 @@ impl BookedCore {
         let source = Source::Store(self.owed.epoch);
         self.refresh_slots(around);
         let is_replaced = !replace.is_empty() || !reschedule.is_empty();
-        self.settle_rescheduled(reschedule, answer, has_moved_again, around, out);
+        self.take_rescheduled(reschedule, answer, has_moved_again, around, out);
         let mut outcomes = Outcomes { answer, source, each: each(answer), budget };
-        let first = self.settle_outcomes(replace, arrivals, &mut outcomes, around, out);
+        let first = self.take_outcomes(replace, arrivals, &mut outcomes, around, out);
         if let Some(cost) = prefetch {
             self.add_prefetched(cost, outcomes.each, around, out);
         }
@@ -70,7 +70,7 @@ impl BookedCore {
 
     /// Puts rescheduled slots into their cost queues, and refuses the requests without one. The store may leave some, or all while it is
     /// still moving bookings: the next call asks for those again; if they have moved once more meanwhile, it asks for others.
-    fn settle_rescheduled(
+    fn take_rescheduled(
         &mut self,
         mut reschedule: Vec<(Slot, Permits)>,
         answer: &Answer,
@@ -116,7 +116,7 @@ impl BookedCore {
         let source = Source::Local(self.outage());
         let is_replaced = !replace.is_empty();
         let mut outcomes = Outcomes { answer, source, each: each(answer), budget: 0 };
-        self.settle_outcomes(replace, arrivals, &mut outcomes, around, out);
+        self.take_outcomes(replace, arrivals, &mut outcomes, around, out);
         // Where the share has no room for a late slot's request now, others have moved back.
         if is_replaced {
             self.refuse_overdue(around.now, Micros::ZERO, out);
@@ -228,7 +228,7 @@ impl BookedCore {
 
     /// Puts booked requests into their cost queues and refuses the others. Returns the earliest slot that was booked in place of
     /// another.
-    fn settle_outcomes<I: Iterator<Item = Outcome>>(
+    fn take_outcomes<I: Iterator<Item = Outcome>>(
         &mut self,
         replace: Vec<(Permits, usize)>,
         arrivals: Vec<Arrival>,
@@ -254,12 +254,12 @@ impl BookedCore {
             }
             self.owe(cost, left);
         }
-        self.settle_arrivals(arrivals, outcomes, around, out);
+        self.take_arrivals(arrivals, outcomes, around, out);
         first
     }
 
     /// Puts booked requests into their cost queues, refuses the others, and keeps the first refusal for later requests.
-    fn settle_arrivals<I: Iterator<Item = Outcome>>(
+    fn take_arrivals<I: Iterator<Item = Outcome>>(
         &mut self,
         arrivals: Vec<Arrival>,
         outcomes: &mut Outcomes<'_, I>,

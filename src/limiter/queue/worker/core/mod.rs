@@ -95,7 +95,7 @@ struct Arrivals {
 /// | a call | the cost queue | [`BookedCore::hold_wanted`] |
 /// | a call | nowhere: a request is refused | `refuse_without_slot` |
 /// | a call | `replace` again | `put_back_call`, or [`BookedCore::owe`] for what an answer leaves |
-/// | a call | `reschedule` again | `settle_rescheduled`, for what an answer leaves |
+/// | a call | `reschedule` again | `take_rescheduled`, for what an answer leaves |
 ///
 /// When requests leave, `give_back_surplus` takes out of `replace` what nobody needs any more, and gives back what is held beyond that.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -15,13 +15,13 @@ use crate::limiter::store::StoreError;
 ///
 /// # Errors
 /// The first call that the store did not answer. One that it will not take does not stop the others.
-pub(in crate::limiter) async fn settle_pauses(
+pub(in crate::limiter) async fn report_pauses(
     active: &Arc<ActiveLimiter>,
     fallback: &Fallback,
     siblings: &dyn Siblings,
 ) -> Result<(), StoreError> {
     let session = &active.session;
-    for (partition, pause) in active.pauses.unsettled() {
+    for (partition, pause) in active.pauses.unreported() {
         let instance = LimiterInstance { active: active.clone(), partition };
         let now = session.moment();
         if !pause.is_lifted() && pause.until <= now {
@@ -38,7 +38,7 @@ pub(in crate::limiter) async fn settle_pauses(
         let stretch = PauseStretch { from: result.epoch.now, until: result.paused_until };
         let left = session.moments(stretch).filter(|_| stretch.until > stretch.from);
         let until = left.map_or(pause.at, |(_, until)| until);
-        active.pauses.settle(partition, pause, until);
+        active.pauses.confirm_report(partition, pause, until);
         let lasting = until - session.moment();
         let by_hand = PauseByHand { lasting, ago: Micros::ZERO, replica: fallback.replica };
         // In the next outage this replica is to keep to the same.
