@@ -22,10 +22,10 @@ impl Worker {
         let mut actions = std::mem::take(&mut self.actions);
         for action in actions.drain(..) {
             match action {
-                Action::Book(call) => self.book(*call, around),
+                Action::Book(call) => self.call_store(*call, around),
                 Action::BookLocally(call) => self.book_locally(*call),
                 Action::BeginOutage => self.begin_outage(),
-                Action::Abandon => self.calling.abandon(),
+                Action::Abandon => self.store_calls.abandon(),
                 Action::ReturnLocally(unused) => self.return_locally(&unused),
                 Action::AllowUnlimited(permits) => self.record_unlimited(&permits),
                 Action::Grant(request, slot, costs, holder) => {
@@ -67,7 +67,7 @@ impl Worker {
 
     /// Ends the queue, if nothing has come meanwhile and nobody holds it. Returns whether it has ended.
     fn end_if_idle(&mut self) -> bool {
-        let is_idle = self.calling.late.is_empty() && self.reporter.is_idle();
+        let is_idle = self.store_calls.late.is_empty() && self.reporter.is_idle();
         self.queue.has_ended() || (is_idle && self.queue.end_if_idle())
     }
 

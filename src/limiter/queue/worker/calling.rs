@@ -6,16 +6,16 @@ use futures_util::future::FutureExt;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::calls::{CallEnd, CallResult, MadeCall};
 use super::events::{Around, Event};
 use super::report_pauses::report_pauses;
 use super::state::Worker;
+use super::store_calls::{CallEnd, CallResult, MadeCall};
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Answer, CALL_KEPT, Call, Epoch, Holding};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::recovery::grants::granted;
 use crate::limiter::recovery::link::{Link, SessionEvent};
-use crate::limiter::recovery::session::StoreSession;
+use crate::limiter::recovery::session::{Known, StoreSession};
 use crate::limiter::recovery::write_back::report_offline_grants;
 use crate::limiter::store::clock::StoreClock;
 use crate::limiter::store::{Failure, StoreError};
@@ -35,8 +35,8 @@ async fn wait_longer(session: &StoreSession, sent: Moment, failure: &mut Failure
     answer
 }
 
-/// Returns whether a call that was made in an outage, or in none, would book in vain: nothing is granted before an epoch opens, and
-/// who asked before an outage goes by the policy in it.
+/// Returns whether the call would book in vain: the epoch is not open yet, or an outage has begun since the call was built, whose policy
+/// now decides.
 fn is_vain(link: Link, outage: u64) -> bool {
     match link {
         Link::Settling { .. } => true,
@@ -47,7 +47,7 @@ fn is_vain(link: Link, outage: u64) -> bool {
 
 impl Worker {
     /// Makes a call to the store. Offline grants, and pauses that it does not know, are reported before.
-    pub(super) fn book(&mut self, mut call: Call, around: &Around) {
+    pub(super) fn call_store(&mut self, mut call: Call, around: &Around) {
         if let Some(line) = &mut call.line {
             line.expected = self.queue.expected_costs.parts(self.queue.instances.len(), line.ceilings);
         }
@@ -57,37 +57,37 @@ impl Worker {
             refusal_budget: self.queue.refusal_budget(around.now),
             ..call
         };
-        let limiter_refs = self.calling.limiter_refs.clone();
+        let limiter_refs = self.store_calls.limiter_refs.clone();
         let (session, fallback) = (self.session.clone(), self.fallback.clone());
         let (queue, siblings) = (self.queue.clone(), self.siblings.clone());
         let since = self.core.first_asked().unwrap_or(around.now);
         let outage = self.core.outage();
-        self.calling.under_way = Some(Box::pin(async move {
+        self.store_calls.under_way = Some(Box::pin(async move {
             let place = session.gate.enter(since).await;
-            let at = session.moment();
-            let known = session.advance(at);
-            let taken_back_until = known.clock.map_or(Micros::ZERO, |clock| clock.earliest(at) + CALL_KEPT);
+            let sent = session.moment();
+            let known = session.advance(sent);
+            let taken_back_until = known.clock.map_or(Micros::ZERO, |clock| clock.earliest(sent) + CALL_KEPT);
             let call = Arc::new(Call { taken_back_until, ..call });
-            let made = MadeCall { call, limiter_refs, at };
+            let made = MadeCall { call, limiter_refs, sent };
             if is_vain(known.link, outage) {
                 return (made, CallEnd::NotMade);
             }
-            let told = async {
+            let reported_first = async {
                 for instance in queue.instances.iter() {
                     report_pauses(&instance.active, &fallback, &*siblings).await?;
                 }
                 report_offline_grants(&session, &made.limiter_refs, &fallback).await
             };
-            let mut result = match told.await {
+            let mut result = match reported_first.await {
                 Ok(()) => session.store.reserve(&made.limiter_refs, &made.call).await,
                 Err(error) => Err(error.into()),
             };
             if let Err(failure) = &mut result
-                && let Some(answer) = wait_longer(&session, made.at, failure).await
+                && let Some(answer) = wait_longer(&session, made.sent, failure).await
             {
                 result = Ok(answer);
             }
-            place.leave(made.at, session.moment(), result.is_ok());
+            place.leave(made.sent, session.moment(), result.is_ok());
             (made, result.map_or_else(CallEnd::Failed, CallEnd::Answered))
         }));
     }
@@ -97,9 +97,7 @@ impl Worker {
         match outcome {
             // Permits granted meanwhile without the store were not in its reckoning.
             CallEnd::Answered(answer) if self.session.ledger().lacks(&made.limiter_refs) => {
-                let epoch = Epoch { now: answer.now, ..answer.epoch };
-                let (known, _) =
-                    self.session.on(SessionEvent::Answered { sent: made.at, epoch }, self.session.moment());
+                let known = self.observe_answer(&made, &answer);
                 self.events.extend([Event::Linked(known.link), Event::PutBack { is_unsent: false }]);
                 self.take_late((made, CallEnd::Answered(answer)));
             }
@@ -113,47 +111,53 @@ impl Worker {
         }
     }
 
-    fn take_answer(&mut self, made: &MadeCall, answer: Answer) {
-        let now = self.session.moment();
+    /// Takes in the epoch and the clock of an answer, and wakes the other queues where slots are void with it. Returns what is known then.
+    fn observe_answer(&self, made: &MadeCall, answer: &Answer) -> Known {
         let epoch = Epoch { now: answer.now, ..answer.epoch };
-        let (known, is_lost) = self.session.on(SessionEvent::Answered { sent: made.at, epoch }, now);
-        if is_lost {
+        let event = SessionEvent::Answered { sent: made.sent, epoch };
+        let (known, is_void) = self.session.on(event, self.session.moment());
+        if is_void {
             self.siblings.wake_all();
         }
+        known
+    }
+
+    fn take_answer(&mut self, made: &MadeCall, answer: Answer) {
+        let known = self.observe_answer(made, &answer);
         self.own_fault.answered();
         self.events.push(Event::Linked(known.link));
-        if epoch.id < known.epoch_least {
+        if answer.epoch.id < known.epoch_least {
             return self.events.push(Event::PutBack { is_unsent: false });
         }
-        self.observe_pauses(made.at, answer.now, &answer.paused, known.clock);
-        if epoch.settles_until.is_some() {
+        self.observe_pauses(made.sent, answer.now, &answer.paused, known.clock);
+        if answer.epoch.settles_until.is_some() {
             return self.events.push(Event::PutBack { is_unsent: false });
         }
         if self.session.store.may_fail() {
             self.session.ledger().record(&made.limiter_refs, &made.call, &answer);
         }
-        self.observe_usage(made.at, &answer);
-        self.calling.moves.answered(&answer);
+        self.observe_usage(made.sent, &answer);
+        self.store_calls.moves.answered(&answer);
         let refusal_budget = made.call.refusal_budget;
-        self.events.push(Event::Answered { answer: Box::new(answer), refusal_budget, sent: made.at });
+        self.events.push(Event::Answered { answer: Box::new(answer), refusal_budget, sent: made.sent });
     }
 
     fn take_failure(&mut self, made: MadeCall, Failure { error, late }: Failure) {
         let now = self.session.moment();
         match error {
             // The store is all right, and so may other keys be.
-            StoreError::Unreadable(_) | StoreError::Malformed(_) => self.own_fault.failed(made.at),
-            _ => drop(self.session.on(SessionEvent::Failed { sent: made.at }, now)),
+            StoreError::Unreadable(_) | StoreError::Malformed(_) => self.own_fault.failed(made.sent),
+            _ => drop(self.session.on(SessionEvent::Failed { sent: made.sent }, now)),
         }
         let text = error.to_string();
         let is_unsent = matches!(error, StoreError::Away);
-        if !is_unsent && self.calling.note_warning(&text, now) {
+        if !is_unsent && self.store_calls.note_warning(&text, now) {
             warn!(limiter = %self.queue.name(), error = text, "store call failed");
         }
         self.events.push(Event::Failed { is_unsent });
-        if let Some(late) = late.filter(|_| self.calling.late.len() < LATE_CALLS_MAX) {
+        if let Some(late) = late.filter(|_| self.store_calls.late.len() < LATE_CALLS_MAX) {
             let failed = CallEnd::Failed(error.into());
-            self.calling
+            self.store_calls
                 .late
                 .push(late.map(|answer| (made, answer.map_or(failed, CallEnd::Answered))).boxed());
         }

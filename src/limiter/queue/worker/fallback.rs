@@ -26,7 +26,7 @@ impl Worker {
     pub(super) fn observe_usage(&mut self, at: Moment, answer: &Answer) {
         self.queue.left.set(at, &answer.available);
         let told = answer.available.iter().zip(&answer.lacking);
-        let limiters = self.queue.instances.iter().zip(told).zip(self.calling.limiter_refs.iter());
+        let limiters = self.queue.instances.iter().zip(told).zip(self.store_calls.limiter_refs.iter());
         let used = limiters.map(|((instance, (available, lacking)), limiter_ref)| {
             instance.active.show_available(instance.partition, available);
             let rules = limiter_ref.rules.iter().zip(available);
@@ -97,7 +97,7 @@ impl Worker {
         let at = contact.min(now) + CLOCKS_APART;
         let is_full = *is_old || booked_until.is_some();
         for place in self.queue.with_policy(OnStoreFailure::Local) {
-            let whole = &self.calling.limiter_refs[place];
+            let whole = &self.store_calls.limiter_refs[place];
             let Some((limiter_ref, parts)) = whole.share(share).zip(whole.place(share)) else { continue };
             let all = used.get(place).copied().unwrap_or_default();
             // Of what was granted lately not all replicas with a share may have heard, so that nobody else charges it.
@@ -162,7 +162,7 @@ impl Worker {
         };
         let kept: Vec<usize> = self.queue.with_policy(OnStoreFailure::Local).collect();
         for (place, limiter_ref) in
-            self.calling.limiter_refs.iter().take(self.queue.instances.len()).enumerate()
+            self.store_calls.limiter_refs.iter().take(self.queue.instances.len()).enumerate()
         {
             self.session.ledger().remove_offline(slice::from_ref(limiter_ref), &at_place(place));
         }
@@ -176,7 +176,7 @@ impl Worker {
     /// and a limit that is overdrawn would stay closed long after the outage.
     pub(super) fn record_unlimited(&self, permits: &[u64]) {
         let Fallback { store, replica, .. } = &*self.fallback;
-        let limiters = self.calling.limiter_refs.iter().zip(self.own_parts()).zip(permits);
+        let limiters = self.store_calls.limiter_refs.iter().zip(self.own_parts()).zip(permits);
         for ((limiter_ref, part), permits) in limiters.filter(|(_, permits)| **permits > 0) {
             let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: *permits }];
             let call = Call {
@@ -223,7 +223,7 @@ impl Worker {
     /// Returns this replica's shares of the limiters that are enforced locally; `None` if it has none of one.
     fn local_refs(&self) -> Option<Vec<LimiterRef>> {
         let (share, places) = (self.share(), self.queue.with_policy(OnStoreFailure::Local));
-        places.map(|place| self.calling.limiter_refs[place].share(share)).collect()
+        places.map(|place| self.store_calls.limiter_refs[place].share(share)).collect()
     }
 
     /// Returns the largest cost that this replica's share of each limiter that is enforced locally can ever hold. A replica without a share
@@ -232,7 +232,7 @@ impl Worker {
         let share = self.share();
         let places: Vec<usize> = self.queue.with_policy(OnStoreFailure::Local).collect();
         let most = |place: &usize| {
-            let share = self.calling.limiter_refs[*place].place(share)?;
+            let share = self.store_calls.limiter_refs[*place].place(share)?;
             Some(share.of(self.queue.instances[*place].cost_max().get()))
         };
         let costs_max: Option<Vec<u64>> = places.iter().map(most).collect();
@@ -250,7 +250,7 @@ impl Worker {
             let lacking = store.lacking_at(clock.now(), &share);
             OwnPart { whole: whole.clone(), share, lacking }
         };
-        self.calling.limiter_refs[..self.queue.instances.len()].iter().enumerate().map(part).collect()
+        self.store_calls.limiter_refs[..self.queue.instances.len()].iter().enumerate().map(part).collect()
     }
 
     /// Makes a call to this replica's memory, for its shares of the limiters that are enforced locally.

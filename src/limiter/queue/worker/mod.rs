@@ -8,12 +8,11 @@
 //! All decisions are made in a core, which is pure: [`core`], or [`line`] where callers share the quota; `cores` chooses, `common` and
 //! `limits` are what both are made of. The rest is the shell, whose parts are in `state`: `run` turns what happens into
 //! events, `acting` carries the actions out, `requests` knows who waits for an answer, `calling` makes calls to the store and takes in
-//! what they tell beside the slots (`calls` has those under way), `fallback` serves from this replica's own memory, and `reporting`
+//! what they tell beside the slots (`store_calls` has those under way), `fallback` serves from this replica's own memory, and `reporting`
 //! reports the upstream's signals (`reporter` has the report under way).
 
 mod acting;
 mod calling;
-mod calls;
 mod common;
 mod core;
 mod cores;
@@ -29,6 +28,7 @@ mod requests;
 mod run;
 mod siblings;
 mod state;
+mod store_calls;
 
 pub(in crate::limiter) use report_pauses::report_pauses;
 pub(in crate::limiter) use siblings::Siblings;

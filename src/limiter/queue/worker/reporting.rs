@@ -43,7 +43,7 @@ impl Worker {
     ) -> Vec<(usize, LimiterRef, UpstreamReport)> {
         let (replica, known_epoch) = (self.fallback.replica, self.session.epoch_least());
         let jitter = self.fallback.entropy.draw() % 1024;
-        let limiter_refs = || self.calling.limiter_refs.iter().enumerate();
+        let limiter_refs = || self.store_calls.limiter_refs.iter().enumerate();
         let limiters = self.queue.instances.iter().zip(limiter_refs());
         let reports = limiters.filter_map(|(instance, (place, limiter_ref))| {
             let limiter = instance.limiter();

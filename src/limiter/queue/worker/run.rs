@@ -6,11 +6,11 @@ use std::sync::Arc;
 use futures_util::stream::StreamExt;
 use tokio::time::{Instant, sleep_until};
 
-use super::calls::answered;
 use super::events::{Around, Back, Event};
 use super::requests::{Receiver, Requests};
 use super::siblings::Siblings;
 use super::state::{Worker, limits};
+use super::store_calls::next_result;
 use crate::clock::{Micros, Moment};
 use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::inbox::{self, Phase, WorkerEvents};
@@ -50,13 +50,13 @@ impl Worker {
             if wake < alarm.deadline() || alarm.is_elapsed() {
                 alarm.as_mut().reset(wake);
             }
-            if self.calling.is_under_way() {
+            if self.store_calls.is_under_way() {
                 self.queue.set_calling();
             }
-            let (under_way, late) = self.calling.futures();
+            let (under_way, late) = self.store_calls.futures();
             tokio::select! {
                 biased;
-                result = answered(under_way) => self.take_result(result),
+                result = next_result(under_way) => self.take_result(result),
                 reports = self.reporter.reported() => self.settle_reports(reports),
                 Some(late) = late.next(), if !late.is_empty() => self.take_late(late),
                 () = self.queue.woken() => {}
@@ -115,7 +115,7 @@ impl Worker {
         let waiting = u32::try_from(self.core.waiting()).unwrap_or(u32::MAX);
         self.queue.set_waiting(waiting, self.core.first_arrived());
         self.core.show_flows(&self.queue.waiting);
-        if waiting == 0 && !self.calling.is_under_way() {
+        if waiting == 0 && !self.store_calls.is_under_way() {
             // A burst leaves no memory behind.
             self.events.shrink_to(BUFFER_KEPT);
             self.actions.shrink_to(BUFFER_KEPT);
@@ -134,11 +134,11 @@ impl Worker {
     ) {
         let WorkerEvents { events, holders, paused, prefetch, .. } = seen;
         let store_now = known.clock.map_or_else(|| self.session.wall.at(now), |clock| clock.earliest(now));
-        if events.reconfigures || self.calling.has_expired(store_now) {
-            self.calling.make_limiter_refs(&self.queue);
-            let limits = limits(&self.queue, &self.session, &self.calling);
+        if events.reconfigures || self.store_calls.has_expired(store_now) {
+            self.store_calls.make_limiter_refs(&self.queue);
+            let limits = limits(&self.queue, &self.session, &self.store_calls);
             if self.core.is_other(&limits) {
-                self.calling.abandon();
+                self.store_calls.abandon();
                 self.queue.clear_prefetched();
                 self.core.replace(limits, now);
             } else {
@@ -151,10 +151,10 @@ impl Worker {
         let link = self.own_fault.link(known.link, &self.session.terms, now);
         self.events.extend([Event::Linked(link), Event::Kept(holders > 0), Event::Paused(paused)]);
         if let Some(at) = events.moved {
-            self.calling.moves.moved(at);
+            self.store_calls.moves.moved(at);
             self.events.push(Event::Moved);
         }
-        self.events.push(Event::Unmoved(self.calling.moves.unmoved_at(known.moves_told)));
+        self.events.push(Event::Unmoved(self.store_calls.moves.unmoved_at(known.moves_told)));
         self.take_report(events.report, now);
         self.events.extend(events.freed.map(Event::Freed));
         let mut left = events.left;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use tokio::time::Duration;
 
-use super::calls::Calling;
 use super::cores::Core;
 use super::events::{Action, Event};
 use super::limits::Limits;
 use super::reporter::Reporter;
 use super::requests::Requests;
 use super::siblings::Siblings;
+use super::store_calls::StoreCalls;
 use crate::clock::{Micros, Moment};
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::handle::Queue;
@@ -28,7 +28,7 @@ pub(in crate::limiter) struct Worker {
     pub(super) session: Arc<StoreSession>,
     pub(super) core: Core,
     pub(super) requests: Requests,
-    pub(super) calling: Calling,
+    pub(super) store_calls: StoreCalls,
     pub(super) own_fault: OwnFault,
     pub(super) usage: FleetUsage,
     pub(super) reporter: Reporter,
@@ -70,8 +70,8 @@ impl Worker {
         linger: Duration,
     ) -> Worker {
         let session = queue.instances[0].active.session.clone();
-        let calling = Calling::new(&queue);
-        let limits = limits(&queue, &session, &calling);
+        let store_calls = StoreCalls::new(&queue);
+        let limits = limits(&queue, &session, &store_calls);
         let core = Core::new(limits, Micros::from(linger), session.moment());
         Worker {
             queue,
@@ -80,7 +80,7 @@ impl Worker {
             session,
             core,
             requests: Requests::default(),
-            calling,
+            store_calls,
             own_fault: OwnFault::default(),
             usage: FleetUsage::default(),
             reporter: Reporter::default(),
@@ -91,10 +91,10 @@ impl Worker {
 }
 
 /// Returns what the limiters of a queue allow now.
-pub(super) fn limits(queue: &Queue, session: &StoreSession, calling: &Calling) -> Limits {
+pub(super) fn limits(queue: &Queue, session: &StoreSession, store_calls: &StoreCalls) -> Limits {
     let instances = queue.instances.iter();
     Limits {
-        refs: calling.limiter_refs.to_vec(),
+        refs: store_calls.limiter_refs.to_vec(),
         policies: instances.map(|instance| instance.active.limiter().on_store_failure).collect(),
         guard: queue.guard(),
         costs_max: queue.instances.iter().map(LimiterInstance::cost_max).collect(),

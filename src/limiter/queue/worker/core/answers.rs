@@ -184,9 +184,8 @@ impl BookedCore {
         !self.owed.reschedule.is_empty()
     }
 
-    /// Gives void slots back in the limiters in which they are not claimed: the next calls reschedule them in the others. There they stand where no request can be sent any more, or at
-    /// places that differ from those that are claimed, in the way of all of these: those of this replica, and of others. So it is done before
-    /// any is rescheduled.
+    /// Gives void slots back in the limiters where this replica does not claim them. Left there, they would stand in the way of every
+    /// claimed place, this replica's and others'. So this comes before any is rescheduled.
     fn release_unmoved(&mut self, known: &Generations, answer: &Answer, void: &[(Slot, Permits)]) {
         let (claimed, released) = if self.moved_together(known) {
             known.split(&self.owed.generations)

@@ -294,8 +294,8 @@ impl BookedCore {
         usize::try_from(least).unwrap_or(usize::MAX)
     }
 
-    /// Returns how many arrivals go with the next call. A burst reaches all replicas at once, and whoever calls first is served first: so a
-    /// replica takes few slots with each call, that those of others lie between, in the order of their calls.
+    /// Returns how many arrivals go with the next call. A burst reaches all replicas at once, and the replica that calls first is served
+    /// first. So each call takes few slots, and those of other replicas come between.
     fn batch(&self) -> usize {
         let granted = |rule: &Rule| {
             let granted = u128::from(rule.rate) * u128::from(BATCH_TIME.0) / u128::from(rule.window.0.max(1));

@@ -22,7 +22,7 @@ pub(super) struct MadeCall {
     pub(super) call: Arc<Call>,
     /// The limiters as they were at the call.
     pub(super) limiter_refs: Arc<[LimiterRef]>,
-    pub(super) at: Moment,
+    pub(super) sent: Moment,
 }
 
 /// The end of a call.
@@ -40,7 +40,7 @@ pub(super) type CallResult = (MadeCall, CallEnd);
 pub(super) type CallInFlight = BoxFuture<'static, CallResult>;
 
 /// The calls of a worker to the store.
-pub(super) struct Calling {
+pub(super) struct StoreCalls {
     /// The limiters as of the next call.
     pub(super) limiter_refs: Arc<[LimiterRef]>,
     pub(super) under_way: Option<CallInFlight>,
@@ -53,7 +53,7 @@ pub(super) struct Calling {
 }
 
 /// Waits for the result of the call under way.
-pub(super) async fn answered(under_way: &mut Option<CallInFlight>) -> CallResult {
+pub(super) async fn next_result(under_way: &mut Option<CallInFlight>) -> CallResult {
     match under_way {
         Some(call) => {
             let result = call.await;
@@ -64,11 +64,11 @@ pub(super) async fn answered(under_way: &mut Option<CallInFlight>) -> CallResult
     }
 }
 
-impl Calling {
-    pub(super) fn new(queue: &Queue) -> Calling {
+impl StoreCalls {
+    pub(super) fn new(queue: &Queue) -> StoreCalls {
         let limiter_refs = shared::limiter_refs(&queue.instances);
         let late = FuturesUnordered::new();
-        Calling { limiter_refs, under_way: None, moves: MoveWatch::default(), late, warned: None }
+        StoreCalls { limiter_refs, under_way: None, moves: MoveWatch::default(), late, warned: None }
     }
 
     /// Takes on the limits as configured now.
