@@ -69,7 +69,7 @@ pub(in crate::limiter) struct Inbox {
     arrivals: VecDeque<Arrival>,
     /// The number of arrivals at the worker that no call has taken yet.
     pending: usize,
-    pub(in crate::limiter) events: Events,
+    pub(in crate::limiter) events: InboxEvents,
     /// The pause that a limiter of the queue is in.
     pub(in crate::limiter) paused: Option<Paused>,
     refusal_cache: Option<Box<RefusalCache>>,
@@ -82,7 +82,7 @@ pub(in crate::limiter) struct Inbox {
 
 /// The events since the worker's last look, but for arrivals.
 #[derive(Default)]
-pub(in crate::limiter) struct Events {
+pub(in crate::limiter) struct InboxEvents {
     /// Bounded by the permits and tickets that are out.
     pub(in crate::limiter) returned: Vec<Returned>,
     /// The waiting requests that may have left. Bounded by the tickets that were out.
@@ -100,8 +100,8 @@ pub(in crate::limiter) struct Events {
 }
 
 /// A queue as its worker sees it after an event.
-pub(in crate::limiter) struct WorkerEvents {
-    pub(in crate::limiter) events: Events,
+pub(in crate::limiter) struct InboxSnapshot {
+    pub(in crate::limiter) events: InboxEvents,
     pub(in crate::limiter) phase: Phase,
     pub(in crate::limiter) holders: u32,
     pub(in crate::limiter) paused: Option<Paused>,
@@ -211,14 +211,14 @@ impl Inbox {
         arrivals: &mut VecDeque<Arrival>,
         pending: usize,
         now: Moment,
-    ) -> WorkerEvents {
+    ) -> InboxSnapshot {
         self.is_calling = false;
         self.paused.take_if(|paused| paused.until <= now);
         // The two queues take turns, so that nothing is allocated under load.
         std::mem::swap(arrivals, &mut self.arrivals);
         self.arrivals.shrink_to(INTAKE_KEPT);
         self.pending = pending + arrivals.len();
-        WorkerEvents {
+        InboxSnapshot {
             events: std::mem::take(&mut self.events),
             phase: self.phase,
             holders: self.holders,

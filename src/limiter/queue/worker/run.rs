@@ -13,7 +13,7 @@ use super::state::{Worker, limits};
 use super::store_calls::next_result;
 use crate::clock::{Micros, Moment};
 use crate::limiter::queue::handle::Queue;
-use crate::limiter::queue::inbox::{self, Phase, WorkerEvents};
+use crate::limiter::queue::inbox::{self, Phase, InboxSnapshot};
 use crate::limiter::queue::permit::{Exchange, Returned};
 use crate::limiter::queue::request::{Arrival, Asker};
 use crate::limiter::recovery::session::Known;
@@ -91,9 +91,9 @@ impl Worker {
     fn turn(&mut self, arrivals: &mut VecDeque<inbox::Arrival>) -> (Around, bool) {
         let now = self.session.moment();
         let known = self.session.advance(now);
-        let seen = self.queue.take_events(arrivals, self.core.pending(), now);
-        let is_closing = seen.phase == Phase::Closing;
-        self.tell(seen, arrivals, &known, now);
+        let inbox = self.queue.take_events(arrivals, self.core.pending(), now);
+        let is_closing = inbox.phase == Phase::Closing;
+        self.gather_events(inbox, arrivals, &known, now);
         if is_closing {
             let (arrived, returned) = self.queue.end();
             self.events.extend(arrived.into_iter().map(|arrival| self.requests.arrived(arrival)));
@@ -125,14 +125,14 @@ impl Worker {
     }
 
     /// Turns what has come into events.
-    fn tell(
+    fn gather_events(
         &mut self,
-        seen: WorkerEvents,
+        inbox: InboxSnapshot,
         arrivals: &mut VecDeque<inbox::Arrival>,
         known: &Known,
         now: Moment,
     ) {
-        let WorkerEvents { events, holders, paused, prefetch, .. } = seen;
+        let InboxSnapshot { events, holders, paused, prefetch, .. } = inbox;
         let store_now = known.clock.map_or_else(|| self.session.wall.at(now), |clock| clock.earliest(now));
         if events.reconfigures || self.store_calls.has_expired(store_now) {
             self.store_calls.make_limiter_refs(&self.queue);
