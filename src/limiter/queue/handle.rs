@@ -14,7 +14,7 @@ use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Costs, Flow, Freed, LimiterName, OnStoreFailure, Refusal};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::expected_costs::ExpectedCosts;
-use crate::limiter::queue::inbox::{Arrival, Asker, Inbox, Unsent, InboxSnapshot};
+use crate::limiter::queue::inbox::{Arrival, Asker, Inbox, InboxSnapshot, Unsent};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::permit::{OriginQueue, Permit, PermitReport, Returned};
 use crate::limiter::queue::prefetch::Batch;

@@ -15,6 +15,6 @@ pub(in crate::limiter) struct Fallback {
     pub(in crate::limiter) clock: Clock,
     /// This replica's random numbers.
     pub(in crate::limiter) entropy: Entropy,
-    /// The replicas by whose number a limit is divided meanwhile.
+    /// The registered replicas, for people; and the number assumed before the store answers.
     pub(in crate::limiter) fleet: Fleet,
 }

@@ -6,9 +6,10 @@
 //! - [`copies`]: copies of the other replicas' ledgers; a pure core.
 //! - [`session`]: the four cores as all workers share them.
 //! - [`offline_grants`]: the permits granted by this replica itself while the store was unreachable.
+//! - [`grants`]: the permits that an answer of the store grants.
 //! - [`write_back`]: sends both to the store.
 //! - [`heartbeat`]: the loop that tells the store of this replica, and notices a doubt of what the store knows.
-//! - [`fleet`]: the replicas that divide a limit while the store is unreachable.
+//! - [`fleet`]: the registered replicas, for people; and the number assumed before the store answers.
 //! - [`earlier_layout`]: has states written for replicas of an earlier version.
 //! - [`fallback`]: this replica's own memory, used meanwhile.
 //!

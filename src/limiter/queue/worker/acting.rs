@@ -3,7 +3,7 @@
 use tokio::sync::oneshot;
 use tracing::{debug, info};
 
-use super::events::{Action, Around, Back, Event};
+use super::events::{Action, Back, Context, Event};
 use super::requests::Receiver;
 use super::state::Worker;
 use crate::limiter::model::{Costs, Flow, Refusal};
@@ -17,19 +17,19 @@ use std::time::Duration;
 impl Worker {
     /// Carries out the core's actions. Those that have an answer at once tell it by further events. Returns whether the worker
     /// has ended.
-    pub(super) fn act(&mut self, around: &Around) -> bool {
+    pub(super) fn act(&mut self, context: &Context) -> bool {
         let mut has_ended = false;
         let mut actions = std::mem::take(&mut self.actions);
         for action in actions.drain(..) {
             match action {
-                Action::Book(call) => self.call_store(*call, around),
+                Action::Book(call) => self.call_store(*call, context),
                 Action::BookLocally(call) => self.book_locally(*call),
                 Action::BeginOutage => self.begin_outage(),
                 Action::Abandon => self.store_calls.abandon(),
                 Action::ReturnLocally(unused) => self.return_locally(&unused),
                 Action::AllowUnlimited(permits) => self.record_unlimited(&permits),
                 Action::Grant(request, slot, costs, holder) => {
-                    self.grant(request, slot, costs, holder, around);
+                    self.grant(request, slot, costs, holder, context);
                 }
                 Action::Charge(source, cost) => self.queue.count_used(source, Flow::default(), &cost.into()),
                 Action::Wait(request, place) => self.wait(request, place),
@@ -42,7 +42,7 @@ impl Worker {
                     self.events.push(Event::Prefetched(seen));
                 }
                 Action::Cache(cache) => self.queue.set_refusal_cache(cache),
-                Action::CountRefused(count) => self.queue.count_refused_by_store(count, around.now),
+                Action::CountRefused(count) => self.queue.count_refused_by_store(count, context.now),
                 Action::CountCancelled(costs, flow, count) => {
                     (0..count).for_each(|_| self.queue.count_cancelled(flow, &costs));
                 }
@@ -72,7 +72,7 @@ impl Worker {
     }
 
     /// Gives a request its permit. If it has left, the next one gets the slot.
-    fn grant(&mut self, request: RequestId, slot: Slot, costs: Costs, holder: Holder, around: &Around) {
+    fn grant(&mut self, request: RequestId, slot: Slot, costs: Costs, holder: Holder, context: &Context) {
         let receiver = self.requests.take(request);
         if receiver.as_ref().is_some_and(Receiver::has_left) {
             self.queue.count_cancelled(holder.flow, &costs);
@@ -82,10 +82,10 @@ impl Worker {
         };
         let waited = match receiver {
             Receiver::Asking(_) => Duration::ZERO,
-            Receiver::Waiting { .. } => (around.now - holder.arrived).to_duration(),
+            Receiver::Waiting { .. } => (context.now - holder.arrived).to_duration(),
         };
         self.queue.count_waited(holder.flow, waited);
-        let clock = around.clock_of(slot.source);
+        let clock = context.clock_of(slot.source);
         receiver.grant(Permit::new(self.queue.clone(), slot, clock, costs, (holder, waited)).in_flight());
     }
 

@@ -6,7 +6,7 @@ use futures_util::future::FutureExt;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::events::{Around, Event};
+use super::events::{Context, Event};
 use super::report_pauses::report_pauses;
 use super::state::Worker;
 use super::store_calls::{CallEnd, CallResult, MadeCall};
@@ -47,20 +47,20 @@ fn is_vain(link: Link, outage: u64) -> bool {
 
 impl Worker {
     /// Makes a call to the store. Offline grants, and pauses that it does not know, are reported before.
-    pub(super) fn call_store(&mut self, mut call: Call, around: &Around) {
+    pub(super) fn call_store(&mut self, mut call: Call, context: &Context) {
         if let Some(line) = &mut call.line {
             line.expected = self.queue.expected_costs.parts(self.queue.instances.len(), line.ceilings);
         }
         let call = Call {
             replica: self.fallback.replica,
             epoch: self.session.epoch_least(),
-            refusal_budget: self.queue.refusal_budget(around.now),
+            refusal_budget: self.queue.refusal_budget(context.now),
             ..call
         };
         let limiter_refs = self.store_calls.limiter_refs.clone();
         let (session, fallback) = (self.session.clone(), self.fallback.clone());
         let (queue, siblings) = (self.queue.clone(), self.siblings.clone());
-        let since = self.core.first_asked().unwrap_or(around.now);
+        let since = self.core.first_asked().unwrap_or(context.now);
         let outage = self.core.outage();
         self.store_calls.under_way = Some(Box::pin(async move {
             let place = session.gate.enter(since).await;

@@ -144,7 +144,7 @@ pub(super) fn waiter_again(
     now: Moment,
 ) -> Waiter {
     let own_end = ends(holder.arrived, holder.deadline);
-    // The time by which its slot lay behind its wait is used up: with each late slot it could else fall back by the whole slack.
+    // The time by which its slot lay behind its wait is used up: otherwise each late slot would push the deadline back by the whole slack.
     let behind = slot.due - holder.deadline;
     holder.deadline = holder.deadline.max(now - behind);
     // The time until its slot counts as waited, the time for its connection does not.

@@ -1,6 +1,6 @@
 //! The two kinds of a worker's core: one whose slots are booked when requests come, and one for callers that share the quota.
 
-use super::events::{Action, Around, Event};
+use super::events::{Action, Context, Event};
 use super::limits::Limits;
 use super::{core, line};
 use crate::clock::{Micros, Moment};
@@ -49,20 +49,20 @@ impl Core {
     pub(super) fn on(
         &mut self,
         events: impl IntoIterator<Item = Event>,
-        around: &Around,
+        context: &Context,
         out: &mut Vec<Action>,
     ) {
         match self {
-            Core::Booked(core) => core.on(events, around, out),
-            Core::Line(core) => core.on(events, around, out),
+            Core::Booked(core) => core.on(events, context, out),
+            Core::Line(core) => core.on(events, context, out),
         }
     }
 
     /// Returns the next moment at which something happens by itself.
-    pub(super) fn wakes_at(&self, around: &Around) -> Moment {
+    pub(super) fn wakes_at(&self, context: &Context) -> Moment {
         match self {
-            Core::Booked(core) => core.wakes_at(around),
-            Core::Line(core) => core.wakes_at(around),
+            Core::Booked(core) => core.wakes_at(context),
+            Core::Line(core) => core.wakes_at(context),
         }
     }
 

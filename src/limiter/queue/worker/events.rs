@@ -26,7 +26,7 @@ pub(in crate::limiter) struct Remains {
 
 /// The surroundings of a worker at an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::limiter) struct Around {
+pub(in crate::limiter) struct Context {
     pub(in crate::limiter) now: Moment,
     /// The store's clock. One that was not heard yet makes no slot due.
     pub(in crate::limiter) clock: StoreClock,
@@ -38,7 +38,7 @@ pub(in crate::limiter) struct Around {
     pub(in crate::limiter) in_flight_left: u32,
 }
 
-impl Around {
+impl Context {
     /// Returns the clock by which the slots of a source are due.
     pub(in crate::limiter) fn clock_of(&self, source: Source) -> StoreClock {
         match source {

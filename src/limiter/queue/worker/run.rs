@@ -6,14 +6,14 @@ use std::sync::Arc;
 use futures_util::stream::StreamExt;
 use tokio::time::{Instant, sleep_until};
 
-use super::events::{Around, Back, Event};
+use super::events::{Back, Context, Event};
 use super::requests::{Receiver, Requests};
 use super::siblings::Siblings;
 use super::state::{Worker, limits};
 use super::store_calls::next_result;
 use crate::clock::{Micros, Moment};
 use crate::limiter::queue::handle::Queue;
-use crate::limiter::queue::inbox::{self, Phase, InboxSnapshot};
+use crate::limiter::queue::inbox::{self, InboxSnapshot, Phase};
 use crate::limiter::queue::permit::{Exchange, Returned};
 use crate::limiter::queue::request::{Arrival, Asker};
 use crate::limiter::recovery::session::Known;
@@ -44,9 +44,9 @@ impl Worker {
         let mut alarm = Box::pin(sleep_until(Instant::now()));
         let mut arrivals = VecDeque::new();
         let now = self.session.moment();
-        let mut around = self.around(&self.session.advance(now), now);
+        let mut context = self.context(&self.session.advance(now), now);
         loop {
-            let wake = self.next_wake(&around);
+            let wake = self.next_wake(&context);
             if wake < alarm.deadline() || alarm.is_elapsed() {
                 alarm.as_mut().reset(wake);
             }
@@ -63,7 +63,7 @@ impl Worker {
                 () = alarm.as_mut() => {}
             }
             let has_ended;
-            (around, has_ended) = self.turn(&mut arrivals);
+            (context, has_ended) = self.turn(&mut arrivals);
             if has_ended {
                 return self.keep_usage();
             }
@@ -71,24 +71,24 @@ impl Worker {
     }
 
     /// Returns when to look without another event.
-    fn next_wake(&self, around: &Around) -> Instant {
-        let around = Around { in_flight_left: self.queue.in_flight_left(), ..*around };
-        let wake = self.core.wakes_at(&around);
+    fn next_wake(&self, context: &Context) -> Instant {
+        let context = Context { in_flight_left: self.queue.in_flight_left(), ..*context };
+        let wake = self.core.wakes_at(&context);
         let wake = self.reporter.wakes_at().map_or(wake, |at| wake.min(at));
         Instant::now() + (wake - self.session.moment()).to_duration()
     }
 
     /// Returns what surrounds the worker at a moment.
-    fn around(&self, known: &Known, now: Moment) -> Around {
+    fn context(&self, known: &Known, now: Moment) -> Context {
         let clock = known.clock.unwrap_or_else(|| StoreClock::new(now, now, Micros::ZERO));
         let (wall, in_flight_left) = (self.fallback.clock.at(now), self.queue.in_flight_left());
         let latency = self.session.gate.latency(now);
-        Around { now, clock, wall, latency, in_flight_left }
+        Context { now, clock, wall, latency, in_flight_left }
     }
 
     /// Takes in everything that has come, and does what the core wants. Returns what surrounds the worker, and whether it has
     /// ended.
-    fn turn(&mut self, arrivals: &mut VecDeque<inbox::Arrival>) -> (Around, bool) {
+    fn turn(&mut self, arrivals: &mut VecDeque<inbox::Arrival>) -> (Context, bool) {
         let now = self.session.moment();
         let known = self.session.advance(now);
         let inbox = self.queue.take_events(arrivals, self.core.pending(), now);
@@ -100,17 +100,17 @@ impl Worker {
             self.events.extend(returned.into_iter().map(|returned| self.requests.returned(returned)));
             self.events.push(Event::Close);
         }
-        let mut around = self.around(&known, now);
+        let mut context = self.context(&known, now);
         let mut has_ended = false;
         loop {
-            self.core.on(self.events.drain(..), &around, &mut self.actions);
+            self.core.on(self.events.drain(..), &context, &mut self.actions);
             // Before a request can have its permit.
             self.queue.set_usable(self.core.lease(), self.core.outage());
-            has_ended |= self.act(&around);
+            has_ended |= self.act(&context);
             if self.events.is_empty() {
                 break;
             }
-            around.in_flight_left = self.queue.in_flight_left();
+            context.in_flight_left = self.queue.in_flight_left();
         }
         let waiting = u32::try_from(self.core.waiting()).unwrap_or(u32::MAX);
         self.queue.set_waiting(waiting, self.core.first_arrived());
@@ -121,7 +121,7 @@ impl Worker {
             self.actions.shrink_to(BUFFER_KEPT);
             self.requests.shrink_to(BUFFER_KEPT);
         }
-        (around, has_ended)
+        (context, has_ended)
     }
 
     /// Turns what has come into events.

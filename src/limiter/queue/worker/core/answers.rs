@@ -16,7 +16,7 @@ use crate::limiter::queue::slot::{Slot, Source};
 
 use super::asking::holdings;
 use super::{BookedCore, Sent};
-use crate::limiter::queue::worker::events::{Action, Around, LocalAnswer};
+use crate::limiter::queue::worker::events::{Action, Context, LocalAnswer};
 
 /// How much later than the store's clock allows a slot may be due.
 const STRAY_MAX: Micros = Micros::from_millis(1);
@@ -36,7 +36,7 @@ impl BookedCore {
         &mut self,
         answer: &Answer,
         (budget, sent_at): (u64, Moment),
-        around: &Around,
+        context: &Context,
         out: &mut Vec<Action>,
     ) {
         let Some(sent) = self.calls.under_way.take() else { return };
@@ -44,16 +44,16 @@ impl BookedCore {
         // It may have waited for long before it was sent.
         self.calls.contact = Some(sent_at);
         let known = self.owed.generations.clone();
-        let has_void = self.observe_generations(answer, around.now, out);
+        let has_void = self.observe_generations(answer, context.now, out);
         let has_moved_again = known != self.owed.generations;
         let source = Source::Store(self.owed.epoch);
-        self.refresh_slots(around);
+        self.refresh_slots(context);
         let is_replaced = !replace.is_empty() || !reschedule.is_empty();
-        self.take_rescheduled(reschedule, answer, has_moved_again, around, out);
+        self.take_rescheduled(reschedule, answer, has_moved_again, context, out);
         let mut outcomes = Outcomes { answer, source, each: each(answer), budget };
-        let first = self.take_outcomes(replace, arrivals, &mut outcomes, around, out);
+        let first = self.take_outcomes(replace, arrivals, &mut outcomes, context, out);
         if let Some(cost) = prefetch {
-            self.add_prefetched(cost, outcomes.each, around, out);
+            self.add_prefetched(cost, outcomes.each, context, out);
         }
         self.trade.freed = answer.freed;
         if traded.is_some_and(|traded| first.is_none_or(|first| first >= traded)) {
@@ -63,7 +63,7 @@ impl BookedCore {
             // A request whose slot came too late has taken the next one, perhaps that of a later request. So that one has the slot that was
             // booked instead. It may keep that beyond its wait, if it comes as soon after its arrival as any answer of the store may.
             let arrival_grace = if has_void { Micros::ZERO } else { self.limits.terms.answer_max };
-            self.refuse_overdue(around.now, arrival_grace, out);
+            self.refuse_overdue(context.now, arrival_grace, out);
         }
         self.observe_available(answer);
     }
@@ -75,7 +75,7 @@ impl BookedCore {
         mut reschedule: Vec<(Slot, Permits)>,
         answer: &Answer,
         has_moved_again: bool,
-        around: &Around,
+        context: &Context,
         out: &mut Vec<Action>,
     ) {
         let source = Source::Store(self.owed.epoch);
@@ -84,7 +84,7 @@ impl BookedCore {
         let left = reschedule.split_off(places.len());
         for ((_, cost), at) in reschedule.into_iter().zip(places) {
             match at {
-                Some(at) => self.hold_wanted(cost, slot(at, source, around)),
+                Some(at) => self.hold_wanted(cost, slot(at, source, context)),
                 None => self.refuse_without_slot(cost, &self.limits.too_far(None), out),
             }
         }
@@ -98,7 +98,7 @@ impl BookedCore {
     }
 
     /// Takes in the answer of this replica's own memory.
-    pub(super) fn answered_locally(&mut self, local: &LocalAnswer, around: &Around, out: &mut Vec<Action>) {
+    pub(super) fn answered_locally(&mut self, local: &LocalAnswer, context: &Context, out: &mut Vec<Action>) {
         let Some((replace, arrivals)) = self.calls.local.take() else { return };
         let LocalAnswer { answer, costs_max } = local;
         let cost_max = costs_max.iter().copied().min().unwrap_or(u64::MAX);
@@ -116,30 +116,30 @@ impl BookedCore {
         let source = Source::Local(self.outage());
         let is_replaced = !replace.is_empty();
         let mut outcomes = Outcomes { answer, source, each: each(answer), budget: 0 };
-        self.take_outcomes(replace, arrivals, &mut outcomes, around, out);
+        self.take_outcomes(replace, arrivals, &mut outcomes, context, out);
         // Where the share has no room for a late slot's request now, others have moved back.
         if is_replaced {
-            self.refuse_overdue(around.now, Micros::ZERO, out);
+            self.refuse_overdue(context.now, Micros::ZERO, out);
         }
     }
 
     /// Corrects when slots are due where heartbeats have narrowed the bounds of the store's clock: by its answer alone, a slot far ahead
     /// is due later by as much as the clocks may drift apart until then.
-    pub(super) fn follow_clock(&mut self, around: &Around) {
+    pub(super) fn follow_clock(&mut self, context: &Context) {
         let strays = |slot: &Slot| {
-            matches!(slot.source, Source::Store(_)) && slot.due > around.clock.due(slot.at) + STRAY_MAX
+            matches!(slot.source, Source::Store(_)) && slot.due > context.clock.due(slot.at) + STRAY_MAX
         };
         if self.calls.unmoved_at.is_some()
             && self.cost_queues.values().filter_map(CostQueue::next_slot).any(strays)
         {
-            self.refresh_slots(around);
+            self.refresh_slots(context);
         }
     }
 
     /// Corrects when the slots of the store are due.
-    fn refresh_slots(&mut self, around: &Around) {
+    fn refresh_slots(&mut self, context: &Context) {
         let due = |held: &Slot| match held.source {
-            Source::Store(_) => around.clock.due(held.at),
+            Source::Store(_) => context.clock.due(held.at),
             Source::Local(_) | Source::Unlimited => held.due,
         };
         self.cost_queues.values_mut().for_each(|cost_queue| cost_queue.refresh(due));
@@ -232,7 +232,7 @@ impl BookedCore {
         replace: Vec<(Permits, usize)>,
         arrivals: Vec<Arrival>,
         outcomes: &mut Outcomes<'_, I>,
-        around: &Around,
+        context: &Context,
         out: &mut Vec<Action>,
     ) -> Option<Micros> {
         let mut first: Option<Micros> = None;
@@ -243,7 +243,7 @@ impl BookedCore {
                 match outcome {
                     Outcome::Booked(at) => {
                         first = Some(first.map_or(at, |first| first.min(at)));
-                        self.hold_wanted(cost, slot(at, outcomes.source, around));
+                        self.hold_wanted(cost, slot(at, outcomes.source, context));
                     }
                     Outcome::TooFar(away) | Outcome::Full(away) => {
                         let refusal = self.limits.refusal(outcome, away.advised);
@@ -253,7 +253,7 @@ impl BookedCore {
             }
             self.owe(cost, left);
         }
-        self.take_arrivals(arrivals, outcomes, around, out);
+        self.take_arrivals(arrivals, outcomes, context, out);
         first
     }
 
@@ -262,7 +262,7 @@ impl BookedCore {
         &mut self,
         arrivals: Vec<Arrival>,
         outcomes: &mut Outcomes<'_, I>,
-        around: &Around,
+        context: &Context,
         out: &mut Vec<Action>,
     ) {
         let store_now = outcomes.answer.now;
@@ -275,17 +275,17 @@ impl BookedCore {
             && let Some(arrival) = arrivals.next()
         {
             match outcome {
-                Outcome::Booked(at) => self.join(arrival, slot(at, outcomes.source, around), out),
+                Outcome::Booked(at) => self.join(arrival, slot(at, outcomes.source, context), out),
                 Outcome::TooFar(away) | Outcome::Full(away) => {
                     let cost = arrival.cost();
                     if !latest.as_ref().is_some_and(|latest| latest.is_of(cost, &away, store_now)) {
                         first = preferred(first, latest);
-                        let clock = around.clock_of(outcomes.source);
-                        latest = self.refusal_cache(cost, away, store_now, (clock, around.now));
+                        let clock = context.clock_of(outcomes.source);
+                        latest = self.refusal_cache(cost, away, store_now, (clock, context.now));
                     }
                     refused += 1;
                     let advised =
-                        latest.as_mut().map_or(away.advised, |latest| latest.advise(cost, around.now));
+                        latest.as_mut().map_or(away.advised, |latest| latest.advise(cost, context.now));
                     let refusal = self.limits.refusal(outcome, advised);
                     let refusal = in_pause(refusal, self.pause.now.as_ref(), arrival.deadline);
                     out.push(Action::Refuse(arrival.asker, cost.into(), refusal));
@@ -329,8 +329,8 @@ fn preferred(
 }
 
 /// Returns the slot that was booked at an instant.
-fn slot(at: Micros, source: Source, around: &Around) -> Slot {
-    Slot { at, due: around.clock_of(source).due(at), source }
+fn slot(at: Micros, source: Source, context: &Context) -> Slot {
+    Slot { at, due: context.clock_of(source).due(at), source }
 }
 
 /// Returns the instant from which a change of generations voids slots.

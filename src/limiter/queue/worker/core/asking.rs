@@ -9,7 +9,7 @@ use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::{Link, Terms};
 
 use super::{BookedCore, Sent};
-use crate::limiter::queue::worker::events::{Action, Around};
+use crate::limiter::queue::worker::events::{Action, Context};
 
 /// The most requests in one call. The server does nothing else meanwhile: some milliseconds, if each has a slot of its own
 /// (`benches/lua.rs`).
@@ -98,12 +98,12 @@ impl BookedCore {
     }
 
     /// Makes the next call, if there is a reason for one and none is under way.
-    pub(super) fn ask(&mut self, around: &Around, out: &mut Vec<Action>) {
-        let now = around.now;
+    pub(super) fn ask(&mut self, context: &Context, out: &mut Vec<Action>) {
+        let now = context.now;
         let is_due = || self.needs_heartbeats() && now >= self.heartbeat_at();
         if self.may_call(now) && (self.has_reason(now) || is_due()) {
             (self.calls.is_outdated, self.calls.passed) = (false, 0);
-            let call = self.make_call(around, out);
+            let call = self.make_call(context, out);
             out.push(Action::Book(Box::new(call)));
         }
     }
@@ -208,8 +208,8 @@ impl BookedCore {
     }
 
     /// Builds the next call, and takes everything that goes with it.
-    fn make_call(&mut self, around: &Around, out: &mut Vec<Action>) -> Call {
-        let now = around.now;
+    fn make_call(&mut self, context: &Context, out: &mut Vec<Action>) -> Call {
+        let now = context.now;
         let mut traded = None;
         if self.owed.reschedule.is_empty() {
             self.rebook(now, out);
@@ -233,7 +233,7 @@ impl BookedCore {
         let replaced_requests: usize = replace.iter().map(|(_, count)| count).sum();
         let mut runs = self.runs(now, &replace, &arrivals);
         // Permits are prefetched only where they can be used at once, and pass nobody.
-        let lead = self.lead(around, &replace, &arrivals);
+        let lead = self.lead(context, &replace, &arrivals);
         let is_calm = replace.is_empty() && self.arrivals.list.is_empty() && lead == Micros::ZERO;
         let wanted = self.prefetch_wanted(now).filter(|_| is_calm);
         runs.extend(wanted.map(|(cost, count)| Run { cost: cost.get(), wait_max: Micros::ZERO, count }));
@@ -258,8 +258,8 @@ impl BookedCore {
     /// Returns how far ahead the next call books. Where an answer takes longer than a slot stays good, slots that begin with the call
     /// are late when the answer comes, and so are those of a burst when it is sent. Zero where one of the requests would not wait so
     /// long, and where nobody may wait: they take what comes. One whose slot came too late waits for another in any case.
-    fn lead(&self, around: &Around, replace: &[(Permits, usize)], arrivals: &[Arrival]) -> Micros {
-        let Around { now, latency, .. } = *around;
+    fn lead(&self, context: &Context, replace: &[(Permits, usize)], arrivals: &[Arrival]) -> Micros {
+        let Context { now, latency, .. } = *context;
         let wait_left = |(cost, _): &(Permits, usize)| self.cost_queues.get(cost)?.wait_left(now);
         let least = replace.iter().filter_map(wait_left).min().unwrap_or(Micros(u64::MAX));
         let burst = self.burst_lead(replace, arrivals);

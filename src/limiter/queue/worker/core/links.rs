@@ -8,7 +8,7 @@ use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::Link;
 
 use super::BookedCore;
-use crate::limiter::queue::worker::events::{Action, Around};
+use crate::limiter::queue::worker::events::{Action, Context};
 
 impl BookedCore {
     /// Takes in what the store is from now on. Slots that may not be used any more are replaced, or lost.
@@ -123,20 +123,20 @@ impl BookedCore {
     ///
     /// If one limiter rejects, all requests are refused, the last first where they have lost a slot. Otherwise the limiters that allow
     /// everything are left out, and the others serve from this replica's share.
-    pub(super) fn serve_without_store(&mut self, around: &Around, out: &mut Vec<Action>) {
+    pub(super) fn serve_without_store(&mut self, context: &Context, out: &mut Vec<Action>) {
         let is_asked = !self.arrivals.list.is_empty() || !self.owed.replace.is_empty();
         // The next call takes them along, and shows whether the store is back.
-        let can_ask = self.calls.under_way.is_none() && around.now >= self.calls.not_before;
+        let can_ask = self.calls.under_way.is_none() && context.now >= self.calls.not_before;
         if self.outage() == 0 || !is_asked || can_ask || self.calls.local.is_some() {
             return;
         }
         let rejects = self.limits.policies.contains(&OnStoreFailure::Reject);
-        if !rejects && self.pause.holds(around.now) {
+        if !rejects && self.pause.holds(context.now) {
             // A request that gets a slot waits for its end, also where the slot itself has come.
-            self.refuse_ended_arrivals(around.now, self.pause.opens(around.now), out);
+            self.refuse_ended_arrivals(context.now, self.pause.opens(context.now), out);
             self.refuse_overfull(out);
         }
-        self.rebook_share(around.now, out);
+        self.rebook_share(context.now, out);
         let replace: Vec<_> = std::mem::take(&mut self.owed.replace).into_iter().collect();
         let arrivals: Vec<_> = self.arrivals.list.drain(..).collect();
         if rejects {
@@ -149,7 +149,7 @@ impl BookedCore {
         } else if self.limits.policies.contains(&OnStoreFailure::Local) {
             let replaced_requests = replace.iter().map(|(_, count)| *count as u64).sum::<u64>();
             let call = Call {
-                runs: self.runs(around.now, &replace, &arrivals),
+                runs: self.runs(context.now, &replace, &arrivals),
                 replacing_runs: replace.len(),
                 queue_slots_left: self.queue_slots_left() + replaced_requests,
                 ..Call::default()
@@ -157,7 +157,7 @@ impl BookedCore {
             self.calls.local = Some((replace, arrivals));
             out.push(Action::BookLocally(Box::new(call)));
         } else {
-            self.allow(&replace, arrivals, around, out);
+            self.allow(&replace, arrivals, context, out);
         }
     }
 
@@ -166,10 +166,10 @@ impl BookedCore {
         &mut self,
         replace: &[(Permits, usize)],
         arrivals: Vec<Arrival>,
-        around: &Around,
+        context: &Context,
         out: &mut Vec<Action>,
     ) {
-        let slot = Slot { at: Micros::ZERO, due: around.now, source: Source::Unlimited };
+        let slot = Slot { at: Micros::ZERO, due: context.now, source: Source::Unlimited };
         let costs = replace.iter().map(|(cost, count)| cost.get() * *count as u64);
         let permits = costs.chain(arrivals.iter().map(|arrival| arrival.cost().get())).sum::<u64>();
         out.push(Action::AllowUnlimited(vec![permits; self.limits.policies.len()]));

@@ -41,7 +41,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
-use super::events::{Action, Around, Back, Event};
+use super::events::{Action, Back, Context, Event};
 use super::limits::Limits;
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Costs, Freed, Generations, Holding, Permits, UNKNOWN_GENERATION};
@@ -240,38 +240,38 @@ impl BookedCore {
     pub(in crate::limiter) fn on(
         &mut self,
         events: impl IntoIterator<Item = Event>,
-        around: &Around,
+        context: &Context,
         out: &mut Vec<Action>,
     ) {
         let mut came_back = 0;
         for event in events {
             came_back += usize::from(matches!(event, Event::Returned(_, _, Back::Exchanged(..))));
-            self.take(event, around, out);
+            self.take(event, context, out);
         }
-        self.pause.now.take_if(|paused| paused.until <= around.now);
-        self.serve_without_store(around, out);
-        self.hand_out(around, out);
+        self.pause.now.take_if(|paused| paused.until <= context.now);
+        self.serve_without_store(context, out);
+        self.hand_out(context, out);
         // The request of a slot of the share that has come too late gets another one at once.
-        self.serve_without_store(around, out);
-        self.refuse_ended(around.now, out);
+        self.serve_without_store(context, out);
+        self.refuse_ended(context.now, out);
         self.refuse_overfull(out);
-        self.refuse_displaced(came_back, around.now, out);
+        self.refuse_displaced(came_back, context.now, out);
         self.give_back_surplus(out);
-        self.announce_waiting(around.now, out);
-        self.withdraw_if_short(around.now, out);
-        self.ask(around, out);
+        self.announce_waiting(context.now, out);
+        self.withdraw_if_short(context.now, out);
+        self.ask(context, out);
         self.cost_queues.retain(|_, cost_queue| !cost_queue.is_empty());
-        self.end_if_idle(around.now, out);
+        self.end_if_idle(context.now, out);
     }
 
     /// Takes in one event; decides nothing about others.
-    fn take(&mut self, event: Event, around: &Around, out: &mut Vec<Action>) {
+    fn take(&mut self, event: Event, context: &Context, out: &mut Vec<Action>) {
         match event {
-            Event::Arrived(arrival) => self.arrive(arrival, around.now, out),
+            Event::Arrived(arrival) => self.arrive(arrival, context.now, out),
             Event::Left(left) => self.remove(&left, out),
-            Event::Returned(slot, costs, back) => self.came_back(slot, &costs, back, around, out),
+            Event::Returned(slot, costs, back) => self.came_back(slot, &costs, back, context, out),
             Event::Answered { answer, refusal_budget, sent } => {
-                self.answered(&answer, (refusal_budget, sent), around, out);
+                self.answered(&answer, (refusal_budget, sent), context, out);
             }
             Event::PutBack { is_unsent } => self.put_back_call(is_unsent),
             Event::Failed { is_unsent } => self.failed(is_unsent),
@@ -281,15 +281,15 @@ impl BookedCore {
                 let holdings = holdings.into_iter().map(|holding| (holding, generations.clone()));
                 self.owed.give_back.extend(holdings);
             }
-            Event::AnsweredLocally(answer) => self.answered_locally(&answer, around, out),
-            Event::Linked(link) => self.relink(link, around.now, out),
+            Event::AnsweredLocally(answer) => self.answered_locally(&answer, context, out),
+            Event::Linked(link) => self.relink(link, context.now, out),
             Event::Reconfigured(limits) => self.reconfigure(*limits, out),
             Event::Moved => self.calls.is_outdated = true,
             Event::Unmoved(at) => {
                 self.calls.unmoved_at = at;
-                self.follow_clock(around);
+                self.follow_clock(context);
             }
-            Event::Paused(paused) => self.follow_pause(paused, around.now, out),
+            Event::Paused(paused) => self.follow_pause(paused, context.now, out),
             Event::Reporting(is_reported) => {
                 self.pause.is_reported = is_reported;
                 if is_reported {
@@ -297,21 +297,21 @@ impl BookedCore {
                 }
             }
             Event::Freed(freed) => self.trade.freed = Some(freed),
-            Event::Prefetched(seen) => self.observe_prefetched(seen, around.now, out),
+            Event::Prefetched(seen) => self.observe_prefetched(seen, context.now, out),
             Event::Kept(is_kept) => self.stay.is_kept = is_kept,
             Event::Close => self.close(out),
         }
     }
 
     /// Returns the next moment at which something happens by itself.
-    pub(in crate::limiter) fn wakes_at(&self, around: &Around) -> Moment {
-        let now = around.now;
+    pub(in crate::limiter) fn wakes_at(&self, context: &Context) -> Moment {
+        let now = context.now;
         let ends = self.cost_queues.values().filter_map(CostQueue::first_end).min();
         let arrivals = self.arrivals.first_end.filter(|_| self.is_asked());
         let prefetched =
             self.prefetch.until.map(|until| until.min(self.prefetch.pace.next(self.limits.guard)));
         let next = [
-            self.next_slot(around),
+            self.next_slot(context),
             self.next_call(now),
             self.link.changes_at().filter(|at| *at > now),
             // One whose wait is over gets a slot that has come when another permit was sent.
@@ -418,12 +418,12 @@ impl BookedCore {
     }
 
     /// Takes a permit back. A slot of which each limiter has another number of permits cannot be given back here: it counts as used.
-    fn came_back(&mut self, slot: Slot, costs: &Costs, back: Back, around: &Around, out: &mut Vec<Action>) {
+    fn came_back(&mut self, slot: Slot, costs: &Costs, back: Back, context: &Context, out: &mut Vec<Action>) {
         match (costs.same(), back) {
-            (Some(cost), back) => self.take_back(slot, cost, back, around, out),
+            (Some(cost), back) => self.take_back(slot, cost, back, context, out),
             (None, Back::Exchanged(request, holder, _)) => {
                 let back = Back::Exchanged(request, holder, Unusable::SetAside);
-                self.take_back(slot, self.scalar(costs), back, around, out);
+                self.take_back(slot, self.scalar(costs), back, context, out);
             }
             (None, Back::Unused(_) | Back::Refund(_)) => {}
         }

@@ -7,7 +7,7 @@ use crate::limiter::queue::slot::Source;
 use crate::limiter::recovery::link::Link;
 
 use super::BookedCore;
-use crate::limiter::queue::worker::events::{Action, Around};
+use crate::limiter::queue::worker::events::{Action, Context};
 
 impl BookedCore {
     /// Counts the permits that were taken, and gives back those that were not used in time, or were withdrawn.
@@ -58,7 +58,7 @@ impl BookedCore {
         &mut self,
         cost: Permits,
         outcomes: impl Iterator<Item = Outcome>,
-        around: &Around,
+        context: &Context,
         out: &mut Vec<Action>,
     ) {
         let mut booked: Vec<(Micros, u64)> = Vec::new();
@@ -70,7 +70,7 @@ impl BookedCore {
             }
         }
         for (at, count) in booked {
-            let (generations, clock) = (self.owed.generations.clone(), (around.clock, around.now));
+            let (generations, clock) = (self.owed.generations.clone(), (context.clock, context.now));
             match Batch::new((at, self.owed.epoch), (cost, count), generations, clock, self.limits.guard) {
                 Ok(batch) => {
                     self.prefetch.left += count;
@@ -78,7 +78,7 @@ impl BookedCore {
                     out.push(Action::Offer(Box::new(batch), self.prefetch.pace.low()));
                 }
                 Err(batch) => {
-                    self.prefetch.pace.slow(around.now);
+                    self.prefetch.pace.slow(context.now);
                     self.give_back_batch(batch, out);
                 }
             }

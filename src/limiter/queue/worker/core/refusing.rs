@@ -109,9 +109,8 @@ impl BookedCore {
         }
     }
 
-    /// Refuses the last requests that arrived, where more wait than may, because others have come back with a slot that they could not use, or
-    /// a pause holds slots that were there at once. Those who came back, and who are about to be told that they wait, have one place too many
-    /// at most each.
+    /// Refuses the latest arrivals where more wait than may: a request came back with a slot that it could not use, or a pause holds slots
+    /// that had come. Each such request has displaced one place at most.
     pub(super) fn refuse_displaced(&mut self, came_back: usize, now: Moment, out: &mut Vec<Action>) {
         let queues = self.cost_queues.values();
         let newcomers: usize = queues.clone().map(CostQueue::newcomers).sum();

@@ -8,7 +8,7 @@ use crate::limiter::queue::slot::Slot;
 use crate::limiter::queue::worker::common::{is_current, waiter_again};
 
 use super::BookedCore;
-use crate::limiter::queue::worker::events::{Action, Around, Back};
+use crate::limiter::queue::worker::events::{Action, Back, Context};
 
 impl BookedCore {
     /// Takes a permit back. A good one goes to the next request of its cost, another one to the store.
@@ -17,10 +17,10 @@ impl BookedCore {
         slot: Slot,
         cost: Permits,
         back: Back,
-        around: &Around,
+        context: &Context,
         out: &mut Vec<Action>,
     ) {
-        let now = around.now;
+        let now = context.now;
         match back {
             Back::Exchanged(request, _, why) if self.stay.is_closing() => {
                 if why != Unusable::SetAside {
@@ -32,7 +32,7 @@ impl BookedCore {
                 self.rejoin(slot, cost, (request, holder, why), now, out);
             }
             Back::Unused(_) => {
-                let is_late = slot.is_late(&around.clock_of(slot.source), now, self.limits.guard);
+                let is_late = slot.is_late(&context.clock_of(slot.source), now, self.limits.guard);
                 let is_good = !is_late && self.is_usable(&slot, now) && !self.pause.holds(slot.due);
                 match self.cost_queues.get_mut(&cost) {
                     Some(cost_queue) if is_good && cost_queue.waiting() > 0 => cost_queue.hold(slot),
@@ -85,19 +85,19 @@ impl BookedCore {
 
     /// Hands every due slot to the first request of its cost queue. A slot that lies in a pause is kept until the store has
     /// rescheduled it, or until the pause ends; one whose lease is over, until the store has answered.
-    pub(super) fn hand_out(&mut self, around: &Around, out: &mut Vec<Action>) {
-        let mut in_flight_left = around.in_flight_left;
+    pub(super) fn hand_out(&mut self, context: &Context, out: &mut Vec<Action>) {
+        let mut in_flight_left = context.in_flight_left;
         let mut next = self.cost_queues.keys().next().copied();
         while let Some(cost) = next {
-            self.hand_out_cost(cost, &mut in_flight_left, around, out);
+            self.hand_out_cost(cost, &mut in_flight_left, context, out);
             next = self
                 .cost_queues
                 .range((std::ops::Bound::Excluded(cost), std::ops::Bound::Unbounded))
                 .next()
                 .map(|(cost, _)| *cost);
         }
-        let handed_out = usize::try_from(around.in_flight_left - in_flight_left).unwrap_or(usize::MAX);
-        self.calls.bursts.handed_out(handed_out, around.now);
+        let handed_out = usize::try_from(context.in_flight_left - in_flight_left).unwrap_or(usize::MAX);
+        self.calls.bursts.handed_out(handed_out, context.now);
         self.calls.passed = self.calls.passed.saturating_add(handed_out);
     }
 
@@ -105,10 +105,10 @@ impl BookedCore {
         &mut self,
         cost: Permits,
         in_flight_left: &mut u32,
-        around: &Around,
+        context: &Context,
         out: &mut Vec<Action>,
     ) {
-        let now = around.now;
+        let now = context.now;
         // Of the late slots of one turn only the first counts for its request, and only the first is used, where it is one late slot too many.
         let mut has_been_late = false;
         while *in_flight_left > 0
@@ -116,10 +116,10 @@ impl BookedCore {
             && let Some(cost_queue) = self.cost_queues.get_mut(&cost)
             && let Some((slot, first)) = cost_queue.take_slot()
         {
-            let clock = around.clock_of(slot.source);
+            let clock = context.clock_of(slot.source);
             let is_late = slot.is_late(&clock, now, self.limits.guard);
             if is_late && (first.holder.late < LATE_MAX || has_been_late) {
-                first.put_off(now + around.latency);
+                first.put_off(now + context.latency);
                 first.holder.late += u8::from(!has_been_late);
                 has_been_late = true;
                 out.push(Action::CountLate(slot.lateness(&clock, now)));
@@ -167,15 +167,15 @@ impl BookedCore {
     }
 
     /// Returns when the next request must be notified, or gets its slot.
-    pub(super) fn next_slot(&self, around: &Around) -> Option<Moment> {
+    pub(super) fn next_slot(&self, context: &Context) -> Option<Moment> {
         let queues = self.cost_queues.values();
         let next = queues.flat_map(|cost_queue| {
             // While as many permits are in flight as may be, a sent request is an event; where the lease is over, an answer is. But the
             // heartbeats extend it, whatever becomes of a call under way.
-            let is_spared = |slot: &Slot| self.calls.unmoved_at.is_some() && slot.due > around.now;
+            let is_spared = |slot: &Slot| self.calls.unmoved_at.is_some() && slot.due > context.now;
             let slot = cost_queue.next_slot().filter(|slot| {
-                around.in_flight_left > 0
-                    && (is_spared(slot) || self.is_usable(slot, slot.due.max(around.now)))
+                context.in_flight_left > 0
+                    && (is_spared(slot) || self.is_usable(slot, slot.due.max(context.now)))
             });
             let due = slot.map(|slot| self.pause.opens(slot.due));
             [due, cost_queue.next_approach()]

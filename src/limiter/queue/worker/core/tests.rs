@@ -21,7 +21,7 @@ use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId, Unusable};
 use crate::limiter::queue::slot::{Slot, Source};
-use crate::limiter::queue::worker::events::{Action, Around, Back, Event, LocalAnswer};
+use crate::limiter::queue::worker::events::{Action, Back, Context, Event, LocalAnswer};
 use crate::limiter::queue::worker::limits::Limits;
 use crate::limiter::recovery::link::{Link, Terms};
 use crate::limiter::store::clock::StoreClock;
@@ -55,9 +55,9 @@ fn limits(rate: u64, wait_seconds: u32, policy: OnStoreFailure) -> Limits {
     }
 }
 
-fn around(now: Moment) -> Around {
+fn context(now: Moment) -> Context {
     let clock = StoreClock::new(now, now, shown(now));
-    Around { now, clock, wall: shown(now), latency: Micros::ZERO, in_flight_left: 128 }
+    Context { now, clock, wall: shown(now), latency: Micros::ZERO, in_flight_left: 128 }
 }
 
 fn arrival(request: u32, now: Moment, wait_millis: u64) -> Event {
@@ -97,14 +97,14 @@ impl Driven {
 
     fn on(&mut self, now: Moment, events: Vec<Event>) -> Vec<Action> {
         let mut out = Vec::new();
-        self.0.on(events, &around(now), &mut out);
+        self.0.on(events, &context(now), &mut out);
         invariants::hold(&self.0);
         out
     }
 
     /// Returns when the core wants to be woken.
     fn wakes_at(&self, now: Moment) -> Moment {
-        self.0.wakes_at(&around(now))
+        self.0.wakes_at(&context(now))
     }
 }
 
@@ -299,7 +299,7 @@ struct World {
 }
 
 /// Events that came together, and what surrounded them.
-type Record = Vec<(Vec<Event>, Around)>;
+type Record = Vec<(Vec<Event>, Context)>;
 
 impl World {
     fn new() -> World {
@@ -397,7 +397,7 @@ impl World {
             let mut events = self.events();
             while !events.is_empty() {
                 let mut out = Vec::new();
-                let surroundings = around(self.now);
+                let surroundings = context(self.now);
                 self.core.on(events.clone(), &surroundings, &mut out);
                 invariants::hold(&self.core);
                 record.push((std::mem::take(&mut events), surroundings));
@@ -433,9 +433,9 @@ impl World {
 /// Gives a record to a new core. Returns what it does.
 fn replay(record: &Record) -> Vec<Vec<Action>> {
     let mut core = World::new().core;
-    let each = record.iter().map(|(events, around)| {
+    let each = record.iter().map(|(events, context)| {
         let mut out = Vec::new();
-        core.on(events.clone(), around, &mut out);
+        core.on(events.clone(), context, &mut out);
         out
     });
     each.collect()

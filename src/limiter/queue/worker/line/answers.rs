@@ -5,7 +5,7 @@ use crate::limiter::model::{Answer, Costs, Dealt, Flow, Generations, Last, LineA
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
-use crate::limiter::queue::worker::events::{Action, Around, LocalAnswer};
+use crate::limiter::queue::worker::events::{Action, Context, LocalAnswer};
 
 use super::{FlowQueueKey, LineCore, Sent, Told, Unneeded};
 
@@ -18,25 +18,25 @@ impl LineCore {
         &mut self,
         answer: &Answer,
         sent_at: Moment,
-        around: &Around,
+        context: &Context,
         out: &mut Vec<Action>,
     ) {
         let Some(sent) = self.calls.under_way.take() else { return };
         // It may have waited for long before it was sent.
         self.calls.contact = Some(sent_at);
-        self.observe_generations(answer, around.now, out);
+        self.observe_generations(answer, context.now, out);
         let due = |held: &Slot| match held.source {
-            Source::Store(_) => around.clock.due(held.at),
+            Source::Store(_) => context.clock.due(held.at),
             Source::Local(_) | Source::Unlimited => held.due,
         };
         self.flow_queues.values_mut().for_each(|flow_queue| flow_queue.queue.refresh(due));
         let Some(line) = &answer.line else { return };
         self.calls.told =
-            self.take_line((line, answer.now), &sent, Source::Store(self.owed.epoch), around, out);
+            self.take_line((line, answer.now), &sent, Source::Store(self.owed.epoch), context, out);
     }
 
     /// Takes in the answer of this replica's own memory.
-    pub(super) fn answered_locally(&mut self, local: &LocalAnswer, around: &Around, out: &mut Vec<Action>) {
+    pub(super) fn answered_locally(&mut self, local: &LocalAnswer, context: &Context, out: &mut Vec<Action>) {
         let Some(sent) = self.calls.asked_locally.take() else { return };
         let source = Source::Local(self.outage());
         // No replica can know whether the others leave enough for a cost above its share.
@@ -51,7 +51,7 @@ impl LineCore {
             }
         }
         let Some(line) = &local.answer.line else { return };
-        self.calls.told_locally = self.take_line((line, local.answer.now), &sent, source, around, out);
+        self.calls.told_locally = self.take_line((line, local.answer.now), &sent, source, context, out);
     }
 
     /// Takes the slots out that a change of generations has voided, to give them back: their requests have none again.
@@ -92,10 +92,10 @@ impl LineCore {
         (line, answered): (&LineAnswer, Micros),
         sent: &Sent,
         source: Source,
-        around: &Around,
+        context: &Context,
         out: &mut Vec<Action>,
     ) -> Told {
-        let clock = around.clock_of(source);
+        let clock = context.clock_of(source);
         for dealt in &line.dealt {
             let slot = Slot { at: dealt.slot, due: clock.due(dealt.slot), source };
             (0..dealt.count).for_each(|_| self.hold(dealt, slot, out));
@@ -110,10 +110,10 @@ impl LineCore {
             flow_queue.answered_until = flow_queue.answered_until.max(last);
             flow_queue.queue.end_those_again();
         }
-        let again = (line.again > Micros::ZERO).then(|| clock.due(line.again).max(around.now + AGAIN_MIN));
+        let again = (line.again > Micros::ZERO).then(|| clock.due(line.again).max(context.now + AGAIN_MIN));
         // It has dealt enough, or has left some newcomers to the next call.
         if line.again > Micros::ZERO && line.again <= answered {
-            self.tell_again(sent, around.now);
+            self.tell_again(sent, context.now);
         }
         Told { known: line.deal, again }
     }

@@ -5,7 +5,7 @@ use crate::limiter::model::{
     CLASSES_MAX, Call, Generations, LineCall, OnStoreFailure, Unused, Waiting, Want,
 };
 use crate::limiter::queue::cost_queue::{DEADLINE_SLACK, Waiter};
-use crate::limiter::queue::worker::events::{Action, Around};
+use crate::limiter::queue::worker::events::{Action, Context};
 use crate::limiter::recovery::link::Link;
 
 use super::{FlowQueue, FlowQueueKey, LineCore, Sent, SentWant, Told, Unneeded};
@@ -76,17 +76,17 @@ impl LineCore {
     }
 
     /// Makes the next call, if there is a reason for one and none is under way.
-    pub(super) fn ask(&mut self, around: &Around, out: &mut Vec<Action>) {
-        let now = around.now;
+    pub(super) fn ask(&mut self, context: &Context, out: &mut Vec<Action>) {
+        let now = context.now;
         if self.may_call(now) && self.calls_at().is_some_and(|at| at <= now) {
             self.calls.is_outdated = false;
-            let call = self.make_call(around);
+            let call = self.make_call(context);
             out.push(Action::Book(Box::new(call)));
         }
     }
 
-    fn make_call(&mut self, around: &Around) -> Call {
-        let Around { now, latency, .. } = *around;
+    fn make_call(&mut self, context: &Context) -> Call {
+        let Context { now, latency, .. } = *context;
         let generations =
             self.owed.unused.front().map_or(&self.owed.generations, |unused| &unused.generations).clone();
         let unused = self.take_unused(&generations);

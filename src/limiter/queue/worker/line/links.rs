@@ -5,7 +5,7 @@ use crate::limiter::model::{OnStoreFailure, Refusal, UNKNOWN_GENERATION, Unused}
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
-use crate::limiter::queue::worker::events::{Action, Around};
+use crate::limiter::queue::worker::events::{Action, Context};
 use crate::limiter::queue::worker::limits::Limits;
 use crate::limiter::recovery::link::Link;
 
@@ -109,13 +109,13 @@ impl LineCore {
     ///
     /// If one limiter rejects, all requests are refused. Otherwise the limiters that allow everything are left out, and the others serve
     /// from this replica's share, by the same classes and weights.
-    pub(super) fn serve_without_store(&mut self, around: &Around, out: &mut Vec<Action>) {
+    pub(super) fn serve_without_store(&mut self, context: &Context, out: &mut Vec<Action>) {
         if self.outage() == 0 || self.calls.asked_locally.is_some() {
             return;
         }
         let policies = &self.limits.policies;
         if !policies.contains(&OnStoreFailure::Reject) && policies.contains(&OnStoreFailure::Local) {
-            let now = around.now;
+            let now = context.now;
             let is_due = |at: Moment| at <= now;
             let is_told = self.flow_queues.values().filter_map(|flow_queue| flow_queue.tell_at).any(is_due);
             if is_told || self.calls.told_locally.again.is_some_and(is_due) {
@@ -128,7 +128,7 @@ impl LineCore {
         if policies.contains(&OnStoreFailure::Reject) {
             self.refuse_all(&self.limits.store_unavailable(), out);
         } else {
-            self.allow(around, out);
+            self.allow(context, out);
         }
     }
 
@@ -142,8 +142,8 @@ impl LineCore {
     }
 
     /// Lets all requests pass at once.
-    fn allow(&mut self, around: &Around, out: &mut Vec<Action>) {
-        let slot = Slot { at: Micros::ZERO, due: around.now, source: Source::Unlimited };
+    fn allow(&mut self, context: &Context, out: &mut Vec<Action>) {
+        let slot = Slot { at: Micros::ZERO, due: context.now, source: Source::Unlimited };
         let mut permits = vec![0; self.limits.policies.len()];
         for (key, flow_queue) in &mut self.flow_queues {
             flow_queue.tell_at = None;
@@ -156,7 +156,7 @@ impl LineCore {
         }
         if permits.iter().any(|permits| *permits > 0) {
             out.push(Action::AllowUnlimited(permits));
-            self.hand_out(around, out);
+            self.hand_out(context, out);
         }
     }
 

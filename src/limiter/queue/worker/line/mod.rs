@@ -29,7 +29,7 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 
 use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
-use super::events::{Action, Around, Event, Remains};
+use super::events::{Action, Context, Event, Remains};
 use super::limits::Limits;
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{
@@ -248,34 +248,34 @@ impl LineCore {
     pub(in crate::limiter) fn on(
         &mut self,
         events: impl IntoIterator<Item = Event>,
-        around: &Around,
+        context: &Context,
         out: &mut Vec<Action>,
     ) {
-        events.into_iter().for_each(|event| self.take(event, around, out));
-        self.pause.now.take_if(|paused| paused.until <= around.now);
-        self.hand_out(around, out);
-        self.serve_without_store(around, out);
+        events.into_iter().for_each(|event| self.take(event, context, out));
+        self.pause.now.take_if(|paused| paused.until <= context.now);
+        self.hand_out(context, out);
+        self.serve_without_store(context, out);
         // A waiter that has a place waits no longer for an answer.
-        self.announce_waiting(around.now, out);
-        self.refuse_ended(around.now, out);
+        self.announce_waiting(context.now, out);
+        self.refuse_ended(context.now, out);
         self.refuse_overfull(out);
-        self.give_back_surplus(around.now, out);
-        self.ask(around, out);
+        self.give_back_surplus(context.now, out);
+        self.ask(context, out);
         self.flow_queues.retain(|_, flow_queue| !flow_queue.is_empty());
-        self.end_if_idle(around.now, out);
+        self.end_if_idle(context.now, out);
     }
 
     /// Takes in one event; decides nothing about others.
-    fn take(&mut self, event: Event, around: &Around, out: &mut Vec<Action>) {
-        let now = around.now;
+    fn take(&mut self, event: Event, context: &Context, out: &mut Vec<Action>) {
+        let now = context.now;
         match event {
             Event::Arrived(arrival) => self.arrive(arrival, now, out),
             Event::Left(left) => self.remove(&left, now, out),
-            Event::Returned(slot, costs, back) => self.take_back(slot, costs, back, around, out),
-            Event::Answered { answer, sent, .. } => self.answered(&answer, sent, around, out),
+            Event::Returned(slot, costs, back) => self.take_back(slot, costs, back, context, out),
+            Event::Answered { answer, sent, .. } => self.answered(&answer, sent, context, out),
             Event::PutBack { is_unsent } => self.put_back_call(is_unsent, now),
             Event::Failed { is_unsent } => self.failed(is_unsent, now),
-            Event::AnsweredLocally(answer) => self.answered_locally(&answer, around, out),
+            Event::AnsweredLocally(answer) => self.answered_locally(&answer, context, out),
             Event::Linked(link) => self.relink(link, now, out),
             Event::Reconfigured(limits) => self.reconfigure(*limits, now, out),
             Event::Moved => self.calls.is_outdated = true,
@@ -298,11 +298,11 @@ impl LineCore {
     }
 
     /// Returns the next moment at which something happens by itself.
-    pub(in crate::limiter) fn wakes_at(&self, around: &Around) -> Moment {
-        let now = around.now;
+    pub(in crate::limiter) fn wakes_at(&self, context: &Context) -> Moment {
+        let now = context.now;
         let ends = self.flow_queues.values().filter_map(|flow_queue| flow_queue.queue.first_end()).min();
         let next = [
-            self.next_slot(around),
+            self.next_slot(context),
             self.next_call(now),
             self.link.changes_at().filter(|at| *at > now),
             ends.filter(|at| *at > now),

@@ -8,7 +8,7 @@ use crate::limiter::queue::cost_queue::{CostQueue, REFUSAL_MARGIN, Waiter};
 use crate::limiter::queue::request::{Asker, Holder, LATE_MAX, RequestId, Unusable};
 use crate::limiter::queue::slot::Slot;
 use crate::limiter::queue::worker::common::{is_current, waiter_again};
-use crate::limiter::queue::worker::events::{Action, Around, Back};
+use crate::limiter::queue::worker::events::{Action, Back, Context};
 
 use super::{FlowQueue, FlowQueueKey, LineCore};
 
@@ -19,14 +19,14 @@ impl LineCore {
         slot: Slot,
         costs: Costs,
         back: Back,
-        around: &Around,
+        context: &Context,
         out: &mut Vec<Action>,
     ) {
-        let now = around.now;
+        let now = context.now;
         match back {
             Back::Unused(flow) => {
                 let key = FlowQueueKey { flow, costs };
-                let is_late = slot.is_late(&around.clock_of(slot.source), now, self.limits.guard);
+                let is_late = slot.is_late(&context.clock_of(slot.source), now, self.limits.guard);
                 let is_good = !is_late && self.is_usable(&slot, now) && !self.pause.holds(slot.due);
                 match self.flow_queues.get_mut(&key) {
                     Some(flow_queue) if is_good && flow_queue.queue.waiting() > 0 => {
@@ -85,13 +85,13 @@ impl LineCore {
 
     /// Hands out the slots that have come, the earliest first. However many slots of a flow queue are found late at once, they are one for its
     /// first request: nobody had the time to ask again between them.
-    pub(super) fn hand_out(&mut self, around: &Around, out: &mut Vec<Action>) {
-        let mut in_flight_left = around.in_flight_left;
+    pub(super) fn hand_out(&mut self, context: &Context, out: &mut Vec<Action>) {
+        let mut in_flight_left = context.in_flight_left;
         let mut late = BTreeSet::new();
         while in_flight_left > 0
-            && let Some(key) = self.next_due(around.now)
+            && let Some(key) = self.next_due(context.now)
         {
-            in_flight_left -= u32::from(self.hand_out_one(&key, &mut late, around, out));
+            in_flight_left -= u32::from(self.hand_out_one(&key, &mut late, context, out));
         }
     }
 
@@ -112,15 +112,15 @@ impl LineCore {
         &mut self,
         key: &FlowQueueKey,
         late: &mut BTreeSet<FlowQueueKey>,
-        around: &Around,
+        context: &Context,
         out: &mut Vec<Action>,
     ) -> bool {
-        let (now, guard) = (around.now, self.limits.guard);
+        let (now, guard) = (context.now, self.limits.guard);
         let Some(flow_queue) = self.flow_queues.get_mut(key) else { return false };
         let Some((slot, first)) = flow_queue.queue.take_slot() else { return false };
-        let clock = around.clock_of(slot.source);
+        let clock = context.clock_of(slot.source);
         if slot.is_late(&clock, now, guard) && (first.holder.late < LATE_MAX || late.contains(key)) {
-            first.put_off(now + around.latency);
+            first.put_off(now + context.latency);
             first.holder.late += u8::from(late.insert(key.clone()));
             flow_queue.tell_by(now);
             out.push(Action::CountLate(slot.lateness(&clock, now)));
@@ -161,12 +161,12 @@ impl LineCore {
     }
 
     /// Returns when the next request must be notified, or gets its slot.
-    pub(super) fn next_slot(&self, around: &Around) -> Option<Moment> {
+    pub(super) fn next_slot(&self, context: &Context) -> Option<Moment> {
         let queues = self.flow_queues.values().map(|flow_queue| &flow_queue.queue);
         let next = queues.flat_map(|queue: &CostQueue| {
             let slot = queue
                 .next_slot()
-                .filter(|slot| around.in_flight_left > 0 && self.is_usable(slot, slot.due.max(around.now)));
+                .filter(|slot| context.in_flight_left > 0 && self.is_usable(slot, slot.due.max(context.now)));
             let due = slot.map(|slot| self.pause.opens(slot.due));
             [due, queue.next_approach()]
         });

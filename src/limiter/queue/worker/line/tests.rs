@@ -17,7 +17,7 @@ use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::{Arrival, Asker, RequestId, Unusable};
 use crate::limiter::queue::shared::Shared;
 use crate::limiter::queue::slot::Source;
-use crate::limiter::queue::worker::events::{Action, Around, Back, Event, LocalAnswer};
+use crate::limiter::queue::worker::events::{Action, Back, Context, Event, LocalAnswer};
 use crate::limiter::queue::worker::limits::Limits;
 use crate::limiter::recovery::link::{Link, Terms};
 use crate::limiter::store::clock::StoreClock;
@@ -82,14 +82,14 @@ impl Driven {
 
     fn on(&mut self, now: Moment, events: Vec<Event>) -> Vec<Action> {
         let mut out = Vec::new();
-        self.0.on(events, &around(now), &mut out);
+        self.0.on(events, &context(now), &mut out);
         out
     }
 }
 
-fn around(now: Moment) -> Around {
+fn context(now: Moment) -> Context {
     let clock = StoreClock::new(now, now, shown(now));
-    Around { now, clock, wall: shown(now), latency: Micros::ZERO, in_flight_left: 128 }
+    Context { now, clock, wall: shown(now), latency: Micros::ZERO, in_flight_left: 128 }
 }
 
 fn arrival(request: u32, name: &str, now: Moment) -> Event {
@@ -308,7 +308,7 @@ fn a_share_that_was_to_be_asked_again_is_not_where_a_reload_rejects() {
         core.on(after(1), vec![Event::AnsweredLocally(Box::new(local))]);
         core.on(after(2), vec![Event::Reconfigured(Box::new(limits(policy, 100)))]);
         core.on(after(60), Vec::new());
-        assert!(core.0.wakes_at(&around(after(60))) > after(60), "{policy:?}");
+        assert!(core.0.wakes_at(&context(after(60))) > after(60), "{policy:?}");
     }
 }
 

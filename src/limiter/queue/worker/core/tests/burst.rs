@@ -29,7 +29,7 @@ impl Fresh {
     fn on(&mut self, now: Moment, mut events: Vec<Event>) {
         while !events.is_empty() {
             let mut out = Vec::new();
-            self.core.on(std::mem::take(&mut events), &around(now), &mut out);
+            self.core.on(std::mem::take(&mut events), &context(now), &mut out);
             for action in out {
                 match action {
                     Action::Book(call) => self.asked = Some((now + LATENCY, *call)),

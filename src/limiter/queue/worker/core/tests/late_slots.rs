@@ -1,8 +1,8 @@
 //! A slot that comes too late, and its request.
 
 use super::{
-    Action, Around, Back, BookedCore, Driven, Event, Limits, Link, OnStoreFailure, Refusal, RequestId,
-    SECOND, START, Unusable, after, around, arrival, booked, booked_locally, is_booking, is_granted, limits,
+    Action, Back, BookedCore, Context, Driven, Event, Limits, Link, OnStoreFailure, Refusal, RequestId,
+    SECOND, START, Unusable, after, arrival, booked, booked_locally, context, is_booking, is_granted, limits,
     locally_booked, refusal, shown,
 };
 use crate::clock::{Micros, Moment};
@@ -100,9 +100,9 @@ fn a_slot_in_place_of_one_whose_answer_was_lost_is_not_booked_beyond_the_end_of_
     let mut core = Driven::new(OnStoreFailure::Local);
     core.on(START, vec![arrival(0, START, 300)]);
     // By its answer the store takes 450 ms, and the request waits for 595 ms in all.
-    let around = Around { latency: Micros::from_millis(450), ..around(after(450)) };
+    let context = Context { latency: Micros::from_millis(450), ..context(after(450)) };
     let mut actions = Vec::new();
-    core.0.on(vec![booked(after(450), &[shown(START)])], &around, &mut actions);
+    core.0.on(vec![booked(after(450), &[shown(START)])], &context, &mut actions);
     let Some(Action::Book(call)) = actions.iter().find(|action| matches!(action, Action::Book(_))) else {
         panic!("{actions:?}")
     };
@@ -194,7 +194,7 @@ fn without_a_queue(latency: Micros) -> impl FnMut(Moment, Vec<Event>) -> Vec<Act
     let mut core = BookedCore::new(limits, SECOND, START);
     move |now, events| {
         let mut out = Vec::new();
-        core.on(events, &Around { latency, ..around(now) }, &mut out);
+        core.on(events, &Context { latency, ..context(now) }, &mut out);
         out
     }
 }

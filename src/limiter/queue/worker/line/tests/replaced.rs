@@ -15,7 +15,7 @@ fn a_core_of_the_other_kind_gives_back_what_was_held_in_the_same_epoch() {
             let mut core = Core::new(ours.clone(), SECOND, START);
             let on = |core: &mut Core, now, events: Vec<Event>| {
                 let mut out = Vec::new();
-                core.on(events, &around(now), &mut out);
+                core.on(events, &context(now), &mut out);
                 out
             };
             on(&mut core, START, vec![Event::Linked(Link::Up { epoch: 5 }), arrival(0, "etl", START)]);
