@@ -161,7 +161,7 @@ async fn an_even_limit_takes_requests_of_several_permits() {
 }
 
 #[tokio::test]
-async fn who_leaves_a_line_is_not_served() {
+async fn a_request_that_left_the_line_is_not_sent() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     let share = ", share: {by: header:x-caller}";

@@ -58,8 +58,8 @@ pub struct Call {
     pub queue_slots_left: u64,
     /// How many further requests like the first refused one that is spread the caller may refuse without asking.
     pub refusal_budget: u64,
-    /// Until when the permits that are not needed may be taken back, by the store's clock; zero: at any time. The store remembers its calls for
-    /// [`CALL_KEPT`]. Later it cannot tell that it has taken them back before, and they are another's by then.
+    /// Until when the permits that are not needed may be taken back, by the store's clock; zero: at any time. The store remembers its calls
+    /// for [`CALL_KEPT`]. Later it cannot tell that it has taken them back before, and they are another's by then.
     pub taken_back_until: Micros,
     /// The requests of a line. Then there are no runs, and nothing is rescheduled.
     pub line: Option<Box<LineCall>>,

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_requests_turn_out_to_cost_is_expected_of_others() {
+    fn later_requests_are_expected_to_cost_as_earlier_ones_did() {
         let costs = ExpectedCosts::default();
         assert!(costs.parts(2, 1).is_empty());
         costs.settle(&[1, 1000], &[1, 1000]);

@@ -3,8 +3,8 @@
 //! When the store has lost its memory, each replica writes back its own grants, so that the windows in progress stay charged.
 //! Grants from the time when the store was unreachable are written back when it returns.
 //!
-//! Pure. There is one page per limiter and partition. It is kept while its grants matter to the limits. Slots ahead are kept one by one, those
-//! that have come as precisely as the state in the store: when slots ahead are void, nothing that was used goes with them.
+//! Pure. There is one page per limiter and partition. It is kept while its grants matter to the limits. Slots ahead are kept one by one,
+//! those that have come as precisely as the state in the store: when slots ahead are void, nothing that was used goes with them.
 
 use std::cmp::Reverse;
 use std::fmt::Write;
@@ -219,7 +219,8 @@ impl Ledger {
         let memory = self.memory;
         let page = self.pages.get_mut(&key(limiter_ref))?;
         if !page.forgotten.entries().is_empty() {
-            // A permit taken over later is told under a later number. The next memory is the instant of its beginning, and so far ahead of it.
+            // A permit taken over later is told under a later number. The next memory is the instant of its beginning, and so far ahead of
+            // it.
             let (number, entries) = (memory + page.takeovers, page.forgotten.entries().to_vec());
             return Some(Unreported::Forgotten { memory, number, entries });
         }

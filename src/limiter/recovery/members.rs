@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn who_a_store_lists_before_all_have_come_back_is_not_all() {
+    fn a_list_of_a_settling_store_sets_no_share() {
         let epoch = Epoch { settles_until: Some(Micros(9)), ..Epoch::default() };
         let settling = |members| HeartbeatAnswer { epoch, ..listing(1, members, true) };
         let mut known = Members::default();

@@ -25,7 +25,6 @@ pub(in crate::limiter) mod ledger;
 pub(in crate::limiter) mod link;
 pub(in crate::limiter) mod members;
 pub(in crate::limiter) mod offline_grants;
-pub(in crate::limiter) mod own_fault;
 pub(in crate::limiter) mod session;
 pub(in crate::limiter) mod write_back;
 

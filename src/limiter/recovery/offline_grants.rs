@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_bucket_lacked_before_the_window_is_written_back() {
+    fn permits_that_a_bucket_lacked_before_the_window_are_written_back() {
         let whole = bucket(2, 5);
         let written = |grants: &[(u64, u64)]| written_back(&whole, &whole, 0, grants);
         let in_full_use: Vec<(u64, u64)> = std::iter::once((0, 5)).chain(each_second(2)).collect();

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_has_waited_longest_comes_first() {
+    async fn the_call_that_waited_longest_passes_the_gate_first() {
         let gate = CallGate::new(TIMEOUT);
         let mut under_way = vec![gate.enter(Moment(9)).await, gate.enter(Moment(9)).await];
         let mut calls: Vec<_> = [5, 3, 7, 3].map(|since| Some(gate.enter(Moment(since)).boxed())).into();

@@ -87,7 +87,13 @@ impl MemoryStore {
     }
 
     /// Carries out [`Store::reserve`] at a given instant.
-    pub fn reserve_at(&self, now: Micros, limiter_refs: &[LimiterRef], call: &Call) -> Answer {
+    #[cfg(test)]
+    pub(in crate::limiter) fn reserve_at(
+        &self,
+        now: Micros,
+        limiter_refs: &[LimiterRef],
+        call: &Call,
+    ) -> Answer {
         let mut contents = self.lock();
         contents.reserve(now, limiter_refs, call)
     }
@@ -475,7 +481,7 @@ mod tests {
 
     /// As where the limits change in an outage: the worker after that charges what was used before the outage.
     #[tokio::test]
-    async fn what_was_granted_since_external_use_counts_under_changed_limits_and_in_a_pause() {
+    async fn grants_since_external_use_count_under_changed_limits_and_in_a_pause() {
         let clock = Clock::of_runtime();
         let now = clock.now();
         let after = |millis| now + Micros::from_millis(millis);

@@ -68,7 +68,7 @@ fn a_burst_is_a_burst_at_any_rate() {
 
 /// A request whose slot came too late is booked as far ahead as its answer takes. Where there is no queue, nobody is refused for that.
 #[test]
-fn who_is_booked_ahead_only_for_its_answer_is_in_nobodys_way() {
+fn a_request_booked_ahead_only_for_its_answer_delays_no_other() {
     let second = Micros(1_000_000);
     let rules: Arc<[Rule]> = [rule(10, second.0, 1, SLIDING)].into();
     let (mut state, mut order) = (LimiterState::default(), QueueOrder::default());

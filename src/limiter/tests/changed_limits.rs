@@ -42,7 +42,7 @@ fn a_bucket_in_use_that_is_filled_faster_holds_no_more_at_once() {
 }
 
 #[test]
-fn what_is_taken_at_the_instant_of_a_change_counts() {
+fn permits_taken_at_the_instant_of_a_change_count() {
     let (mut state, slow, fast) = (LimiterState::default(), bucket(8), bucket(80));
     state.open(START, &slow, LEASE, 1);
     state.charge(START, 1);

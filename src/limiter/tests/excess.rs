@@ -104,7 +104,7 @@ fn estimates_that_are_much_too_low_use_no_more_than_the_limit() {
 
 /// The store goes as the response tells what it has cost.
 #[tokio::test(start_paused = true)]
-async fn what_a_response_costs_beyond_its_estimate_is_told_when_the_store_is_back() {
+async fn a_cost_beyond_its_estimate_is_told_when_the_store_is_back() {
     let clock = Clock::of_runtime();
     let store = LatentStore::new(clock, Duration::ZERO);
     let limiters = Limiters::new(store.clone(), clock, 1, Metrics::new());

@@ -155,7 +155,7 @@ async fn a_queue_that_is_made_during_a_pause_keeps_to_it() {
 
 /// Its permit was taken back because of the pause, and it waits for another.
 #[tokio::test(start_paused = true)]
-async fn who_leaves_while_its_permit_is_exchanged_waits_no_more() {
+async fn a_request_that_leaves_while_its_permit_is_exchanged_waits_no_more() {
     let fleet = fleet(&[limiter("api", 20, 5)], Duration::ZERO, SECOND);
     let mut permit = granted(&limiter_set(&fleet.limiters, &["api"]), &[]).await;
     // It comes too late for its slot, and in a pause.

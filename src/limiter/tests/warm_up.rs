@@ -206,7 +206,7 @@ fn permits_given_back_leave_no_trace() {
 }
 
 #[test]
-fn what_was_given_back_before_others_has_room_again() {
+fn a_place_before_others_is_free_again_when_it_is_given_back() {
     let mut model = Model::new(warm_up(20, SECOND, 1, 5 * SECOND, 3));
     let slots = model.book(1, 200);
     // The later ones stay: nearer together than a rule wants that has cooled until then.

@@ -108,8 +108,8 @@ pub(in crate::limiter) enum Event {
     AnsweredLocally(Box<LocalAnswer>),
     /// The state of the store from now on.
     Linked(Link),
-    /// The limits have changed in this replica's configuration, or its calendar windows have gone on; or they are the same, and a pause has begun
-    /// or ended, by which the store moves bookings. The slots of the store stay until an answer voids them.
+    /// The limits have changed in this replica's configuration, or its calendar windows have gone on; or they are the same, and a pause has
+    /// begun or ended, by which the store moves bookings. The slots of the store stay until an answer voids them.
     Reconfigured(Box<Limits>),
     /// Bookings of the queue were moved, or are to be moved by the next call: by a pause, a reset, a change of the limits or external usage.
     /// Which ones, the generations in the next answer tell.

@@ -51,8 +51,8 @@ impl Worker {
     /// - the store has granted nothing since an earlier outage: at the last contact, because other replicas may have been granted
     ///   everything.
     ///
-    /// The permits that this replica was granted lately are charged in full: all replicas that have a share have heard of the limit since then, if
-    /// not of these permits.
+    /// The permits that this replica was granted lately are charged in full: all replicas that have a share have heard of the limit since
+    /// then, if not of these permits.
     ///
     /// The charge is at least that usage: another queue of the limiter may have charged it already.
     ///

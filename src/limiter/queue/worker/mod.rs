@@ -21,6 +21,7 @@ mod fallback;
 mod limits;
 mod line;
 mod move_watch;
+mod own_fault;
 mod report_pauses;
 mod reporter;
 mod reporting;

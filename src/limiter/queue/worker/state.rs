@@ -7,6 +7,7 @@ use tokio::time::Duration;
 use super::cores::Core;
 use super::events::{Action, Event};
 use super::limits::Limits;
+use super::own_fault::OwnFault;
 use super::reporter::Reporter;
 use super::requests::Requests;
 use super::siblings::Siblings;
@@ -17,7 +18,6 @@ use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::permit::OriginQueue;
 use crate::limiter::queue::shared;
 use crate::limiter::recovery::fallback::Fallback;
-use crate::limiter::recovery::own_fault::OwnFault;
 use crate::limiter::recovery::session::StoreSession;
 
 /// The worker of a queue.

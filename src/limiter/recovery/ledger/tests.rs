@@ -80,7 +80,7 @@ fn part_of(whole: &LimiterRef) -> OwnPart {
 }
 
 #[test]
-fn what_a_call_books_is_known_until_it_matters_no_more() {
+fn bookings_of_a_call_are_known_until_they_matter_no_more() {
     let (mut ledger, a, b) = (Ledger::default(), limiter_ref("a", 2), limiter_ref("b", 60));
     let refs = [a, b.clone()];
     book(&mut ledger, &refs, at(0), &[(at(0), 1), (at(0), 2), (at(300), 4)]);
@@ -135,7 +135,7 @@ fn a_page_is_kept_for_as_long_as_the_limits_of_the_latest_call_say() {
 }
 
 #[test]
-fn what_is_given_back_or_rescheduled_has_its_place_no_more() {
+fn returned_and_rescheduled_slots_leave_the_ledger() {
     let (mut ledger, refs) = (Ledger::default(), [limiter_ref("a", 60), limiter_ref("b", 60)]);
     book(&mut ledger, &refs, at(0), &[(at(0), 2), (at(0), 2), (at(0), 2), (at(500), 1), (at(900), 1)]);
     let answer = Answer { now: at(10), ..Answer::default() };
@@ -188,7 +188,7 @@ fn a_line_charges_each_limiter_with_its_own_cost() {
 }
 
 #[test]
-fn what_a_request_has_cost_beyond_its_permits_is_told_to_a_store_that_has_lost_its_memory() {
+fn a_cost_beyond_its_permits_is_told_to_a_store_that_has_lost_its_memory() {
     let (mut ledger, a) = (Ledger::default(), limiter_ref("a", 60));
     book(&mut ledger, std::slice::from_ref(&a), at(0), &[(at(0), 2)]);
     let before = ledger.changes();
@@ -370,7 +370,7 @@ fn a_limiter_that_moves_to_another_part_of_the_store_takes_its_grants_along() {
 
 /// A limiter's group is changed, and changed back: the part of the store has the first grants, and not those of meanwhile.
 #[test]
-fn what_is_taken_over_later_is_written_under_a_later_number() {
+fn grants_taken_over_later_are_written_under_a_later_number() {
     let (a, name) = (limiter_ref("a", 60), limiter_ref("a", 60).name);
     let mut limiter =
         Limiter::clone(&tests::limiter(10, std::time::Duration::from_secs(1), std::time::Duration::ZERO));
@@ -467,7 +467,7 @@ fn a_grant_matters_for_the_longest_of_several_windows() {
 }
 
 #[test]
-fn what_is_unreported_is_in_the_order_of_the_names() {
+fn unreported_grants_are_in_the_order_of_the_names() {
     let refs: Vec<LimiterRef> = ('a'..='p').map(|name| limiter_ref(&name.to_string(), 60)).collect();
     let mut ledger = Ledger::default();
     book(&mut ledger, &refs, at(0), &[(at(0), 1)]);

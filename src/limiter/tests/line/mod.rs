@@ -65,7 +65,7 @@ fn weights_hold_at_every_rate_over_replicas_with_uneven_backlogs() {
 }
 
 #[test]
-fn who_goes_first_waits_no_longer_than_slots_are_dealt_ahead() {
+fn the_first_class_waits_no_longer_than_slots_are_dealt_ahead() {
     let flows = [flow(0, 0, 1), flow(1, 1, 1)];
     let mut fleet = Fleet::new(&[vec![leaky(100, SECONDS(1))]], 0, &flows, 3);
     fleet.arrive(0, 1, 750);
@@ -145,7 +145,7 @@ fn an_absent_class_costs_nothing() {
 }
 
 #[test]
-fn who_leaves_costs_nothing_and_moves_nobody_back() {
+fn a_request_that_leaves_costs_nothing_and_moves_no_other_back() {
     let flows = [flow(0, 0, 1)];
     let mut fleet = Fleet::new(&[vec![leaky(100, SECONDS(1))]], 0, &flows, 3);
     let mut ticks = 0_usize;
@@ -184,7 +184,7 @@ fn a_replica_that_falls_silent_costs_half_a_second_at_most() {
 }
 
 #[test]
-fn who_waited_longest_goes_first_when_the_store_has_lost_the_line() {
+fn the_longest_wait_goes_first_when_the_store_has_lost_the_line() {
     let flows = [flow(0, 0, 1), flow(1, 0, 1)];
     let mut fleet = Fleet::new(&[vec![leaky(100, SECONDS(1))]], 0, &flows, 3);
     let mut ticks = 0_usize;
@@ -288,7 +288,7 @@ fn the_share_of_a_slot_that_is_not_used_goes_back_to_its_flow() {
 }
 
 #[test]
-fn who_would_wait_for_too_long_is_refused_by_the_prospects_of_its_class() {
+fn a_request_that_would_wait_too_long_is_refused_by_the_prospects_of_its_class() {
     let flows = [flow(0, 0, 1), flow(1, 1, 1)];
     let mut fleet = Fleet::new(&[vec![leaky(100, SECONDS(1))]], 0, &flows, 2);
     fleet.wait_max = Micros(5 * SECOND);

@@ -48,8 +48,8 @@ const PASSED_MAX: usize = 512;
 const TRADE_MAX: usize = 16;
 
 impl BookedCore {
-    /// Returns whether a call may be made now. A store that is away is asked, too: after `not_before` the first arrival goes to the store, and
-    /// so does the heartbeat. What else comes while that call is under way is served by the policies.
+    /// Returns whether a call may be made now. A store that is away is asked, too: after `not_before` the first arrival goes to the store,
+    /// and so does the heartbeat. What else comes while that call is under way is served by the policies.
     pub(super) fn may_call(&self, now: Moment) -> bool {
         let is_reported = self.pause.is_reported && !self.stay.is_closing();
         self.calls.under_way.is_none()

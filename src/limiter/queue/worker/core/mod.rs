@@ -22,9 +22,9 @@
 //!   for its new place;
 //! - it is *lost*: the store has forgotten it, with all that is of an earlier epoch. Another one is asked for, and nothing is given back.
 //!
-//! [`events`](super::events) names what goes in and out. `asking` builds the next call, `answers` takes in an answer, `links` does what follows
-//! from the state of the store, `serving` hands slots out, `refusing` refuses, `bursts` knows how many permits can be sent
-//! at once, `prefetching` and `ending` do as their names say.
+//! [`events`](super::events) names what goes in and out. `asking` builds the next call, `answers` takes in an answer, `links` does what
+//! follows from the state of the store, `serving` hands slots out, `refusing` refuses, `bursts` knows how many permits can be sent at once,
+//! `prefetching` and `ending` do as their names say.
 
 mod answers;
 mod asking;

@@ -109,7 +109,8 @@ impl BookedCore {
         out: &mut Vec<Action>,
     ) {
         let now = context.now;
-        // Of the late slots of one turn only the first counts for its request, and only the first is used, where it is one late slot too many.
+        // Of the late slots of one turn only the first counts for its request, and only the first is used, where it is one late slot too
+        // many.
         let mut has_been_late = false;
         while *in_flight_left > 0
             && self.is_next_due(cost, now)

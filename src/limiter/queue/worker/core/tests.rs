@@ -259,7 +259,7 @@ fn no_more_wait_for_the_end_of_a_pause_than_may_where_all_are_let_through() {
 }
 
 #[test]
-fn who_is_kept_back_by_a_pause_is_let_through_no_more_when_the_store_is_back() {
+fn an_unlimited_slot_held_by_a_pause_is_void_when_the_store_returns() {
     let mut core = Driven::new(OnStoreFailure::Allow);
     let limits = limits(10, 1, OnStoreFailure::Allow);
     let pause = Paused { limiter: limits.refs[0].name.clone(), from: START, until: after(500) };

@@ -133,8 +133,8 @@ impl LineCore {
         Unused { flow, class, slot: *slot, count: *count, costs: self.costs(key) }
     }
 
-    /// Takes the slots to give back that were dealt under these generations, in their order, which is the cheapest to look up; others go with the
-    /// next call.
+    /// Takes the slots to give back that were dealt under these generations, in their order, which is the cheapest to look up; others go
+    /// with the next call.
     fn take_unused(&mut self, generations: &Generations) -> Vec<Unneeded> {
         let (mut taken, mut given_back) = (Vec::new(), 0);
         while given_back < GIVEN_BACK_MAX

@@ -72,8 +72,8 @@ impl LineCore {
         }
     }
 
-    /// Lets the flow queues of the call under way be told of again. Its slots are given back again only if it was not sent: a permit that is given
-    /// back twice is another's. Those that the store may have taken back count as used.
+    /// Lets the flow queues of the call under way be told of again. Its slots are given back again only if it was not sent: a permit that
+    /// is given back twice is another's. Those that the store may have taken back count as used.
     pub(super) fn put_back_call(&mut self, is_unsent: bool, now: Moment) {
         let Some(Sent { wants, unused, .. }) = self.calls.under_way.take() else { return };
         if is_unsent {

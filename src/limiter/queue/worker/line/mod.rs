@@ -1,9 +1,9 @@
-//! The core of the worker of a queue whose callers share the quota by classes and weights, or whose limiters have costs of their own. Pure, as
-//! [`core`](super::core) is, with the same events and actions.
+//! The core of the worker of a queue whose callers share the quota by classes and weights, or whose limiters have costs of their own. Pure,
+//! as [`core`](super::core) is, with the same events and actions.
 //!
-//! The requests without a slot stand in the store's line, all replicas' together: this core says how many wait in each flow queue, and is dealt slots
-//! a little ahead of their time. So nothing has to be traded, moved or taken back: a request that leaves before is only counted no more, and
-//! a slot that is void or late makes its request one without a slot again, in its old place.
+//! The requests without a slot stand in the store's line, all replicas' together: this core says how many wait in each flow queue, and is
+//! dealt slots a little ahead of their time. So nothing has to be traded, moved or taken back: a request that leaves before is only counted
+//! no more, and a slot that is void or late makes its request one without a slot again, in its old place.
 //!
 //! Invariants, restored after every event:
 //! - no more slots are held in a flow queue than requests wait there; what is left over is given back;
@@ -283,7 +283,8 @@ impl LineCore {
             Event::Reporting(is_reported) => self.pause.is_reported = is_reported,
             Event::Kept(is_kept) => self.stay.is_kept = is_kept,
             Event::Close => self.close(now, out),
-            // Of a call of the core before this one, which had no line. Slots that were dealt to a call that was given up lie ready in the line.
+            // Of a call of the core before this one, which had no line. Slots that were dealt to a call that was given up lie ready in the
+            // line.
             Event::Unneeded(holdings, generations) => {
                 for Holding { slot, cost, count } in holdings {
                     let costs =

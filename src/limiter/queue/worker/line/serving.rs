@@ -43,8 +43,8 @@ impl LineCore {
         }
     }
 
-    /// Puts the request of a permit that could not be used back into its flow queue, in its old place. One that has only to be confirmed by an
-    /// answer keeps its slot; that of a request that was set aside has come back before; any other is given back.
+    /// Puts the request of a permit that could not be used back into its flow queue, in its old place. One that has only to be confirmed by
+    /// an answer keeps its slot; that of a request that was set aside has come back before; any other is given back.
     fn rejoin(
         &mut self,
         slot: Slot,
@@ -83,8 +83,8 @@ impl LineCore {
         slot.due <= now && self.is_usable(slot, now) && !self.pause.holds(slot.due)
     }
 
-    /// Hands out the slots that have come, the earliest first. However many slots of a flow queue are found late at once, they are one for its
-    /// first request: nobody had the time to ask again between them.
+    /// Hands out the slots that have come, the earliest first. However many slots of a flow queue are found late at once, they are one for
+    /// its first request: nobody had the time to ask again between them.
     pub(super) fn hand_out(&mut self, context: &Context, out: &mut Vec<Action>) {
         let mut in_flight_left = context.in_flight_left;
         let mut late = BTreeSet::new();

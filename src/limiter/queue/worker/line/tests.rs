@@ -256,7 +256,7 @@ fn slots_that_are_found_late_at_once_are_one_and_none_of_them_is_used() {
 }
 
 #[test]
-fn what_a_store_that_lost_its_state_had_dealt_is_void_and_everybody_is_told_of_anew() {
+fn a_lost_store_voids_dealt_slots_and_is_told_of_every_request() {
     let mut core = Driven::new(OnStoreFailure::Local);
     core.on(START, vec![arrival(0, "etl", START), arrival(1, "etl", START)]);
     core.on(after(1), vec![answered(after(1), 7, &[("etl", after(200))], Some(after(100)))]);
@@ -313,7 +313,7 @@ fn a_share_that_was_to_be_asked_again_is_not_where_a_reload_rejects() {
 }
 
 #[test]
-fn who_is_kept_back_by_a_pause_is_let_through_no_more_when_the_store_is_back() {
+fn an_unlimited_slot_held_by_a_pause_is_void_when_the_store_returns() {
     let mut core = Driven::new(OnStoreFailure::Allow);
     let limiter = limits(OnStoreFailure::Allow, 10).refs[0].name.clone();
     let pause = Paused { limiter, from: START, until: after(500) };

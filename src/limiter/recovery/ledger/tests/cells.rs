@@ -5,7 +5,7 @@ use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 
 /// A bucket of this size is kept in cells of 7 s. What was used in a cell went with the slots ahead in it, and the bucket was full again.
 #[test]
-fn what_was_used_is_told_though_slots_ahead_in_its_cell_are_void() {
+fn used_permits_are_told_though_slots_ahead_in_their_cell_are_void() {
     let rule = |kind, cell| Rule { rate: 10_000, window: Micros(3600 * 1000 * MILLI), cell, kind };
     let rules = [
         rule(Kind::Bucket(Bucket { burst: 1000 }), Micros::ONE),
@@ -29,7 +29,7 @@ fn what_was_used_is_told_though_slots_ahead_in_its_cell_are_void() {
 }
 
 #[test]
-fn what_has_come_is_kept_in_cells_and_what_lies_ahead_by_itself() {
+fn past_slots_are_kept_in_cells_and_each_one_ahead_by_itself() {
     let rule = Rule {
         rate: 1000,
         window: Micros(10_000 * MILLI),

@@ -30,7 +30,7 @@ fn no_permits_are_taken_in_an_outage_for_requests_that_were_refused() {
 }
 
 #[test]
-fn what_an_answer_leaves_out_is_not_asked_for_again() {
+fn a_closing_worker_drops_requests_that_an_answer_left_out() {
     let mut core = closing(OnStoreFailure::Local);
     assert_eq!(core.on(after(4), vec![booked(after(4), &[])]), [Action::End]);
 }

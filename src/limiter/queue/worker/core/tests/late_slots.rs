@@ -273,7 +273,7 @@ fn a_request_whose_slot_goes_to_the_request_of_a_late_one_is_not_refused_for_tha
 }
 
 #[test]
-fn nobody_waits_beyond_its_deadline_for_the_slot_of_a_late_one_of_a_store_that_answers_at_once() {
+fn a_late_slot_pushes_no_request_past_its_deadline_in_memory() {
     let limits = limits(10, 1, OnStoreFailure::Local);
     let terms = limits.terms.without_failures();
     let mut core = Driven(BookedCore::new(Limits { terms, ..limits }, SECOND, START));

@@ -39,7 +39,7 @@ fn a_core_of_the_other_kind_gives_back_what_was_held_in_the_same_epoch() {
 }
 
 #[test]
-fn what_the_core_before_has_booked_late_is_given_back() {
+fn late_bookings_of_the_core_before_are_given_back() {
     let mut core = Driven::new(OnStoreFailure::Local);
     core.on(START, vec![arrival(0, "etl", START)]);
     core.on(after(1), vec![answered(after(1), 7, &[("etl", after(200))], None)]);
