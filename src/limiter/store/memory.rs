@@ -88,12 +88,7 @@ impl MemoryStore {
 
     /// Carries out [`Store::reserve`] at a given instant.
     #[cfg(test)]
-    pub(in crate::limiter) fn reserve_at(
-        &self,
-        now: Micros,
-        limiter_refs: &[LimiterRef],
-        call: &Call,
-    ) -> Answer {
+    pub fn reserve_at(&self, now: Micros, limiter_refs: &[LimiterRef], call: &Call) -> Answer {
         let mut contents = self.lock();
         contents.reserve(now, limiter_refs, call)
     }
