@@ -58,8 +58,8 @@ const EXCEPTIONS: Exceptions<'static> = Exceptions {
         ("Route in src/config/model.rs", "keys of a route"),
     ],
     branching: &[
-        ("Worker::take in src/limiter/queue/worker/core/mod.rs", "one arm for each event"),
-        ("Worker::take in src/limiter/queue/worker/line/mod.rs", "one arm for each event"),
+        ("BookedCore::take in src/limiter/queue/worker/core/mod.rs", "one arm for each event"),
+        ("LineCore::take in src/limiter/queue/worker/line/mod.rs", "one arm for each event"),
     ],
 };
 

@@ -32,7 +32,7 @@ pub(crate) struct Exceptions<'a> {
     pub(crate) wide_structs: &'a [(&'a str, &'a str)],
     /// Structs with `bool`s of which each combination has a meaning of its own.
     pub(crate) independent_bools: &'a [(&'a str, &'a str)],
-    /// Functions of a core with many branches, named as `Worker::on in src/limiter/queue/worker/core/mod.rs`.
+    /// Functions of a core with many branches, named as `BookedCore::on in src/limiter/queue/worker/core/mod.rs`.
     pub(crate) branching: &'a [(&'a str, &'a str)],
 }
 
