@@ -478,5 +478,6 @@ fn slots_are_given_back_once_whatever_becomes_of_the_call() {
     assert_eq!(given_back(vec![away.clone(), unmade(&unused), unmade(&unused), up.clone()]), 2);
     let other = Unused { slot: shown(after(300)), ..unused.clone() };
     assert_eq!(given_back(vec![away.clone(), unmade(&other), up.clone()]), 1, "of an earlier call");
-    assert_eq!(given_back(vec![away, begins, unmade(&unused)]), 0);
+    let settling = Event::Linked(Link::Settling { epoch: 1, opens: after(500) });
+    assert_eq!(given_back(vec![away, settling, unmade(&unused), begins]), 0);
 }
