@@ -51,6 +51,7 @@ enum MixName {
     Losses,
     Away,
     Cells,
+    Changes,
 }
 
 impl From<MixName> for Mix {
@@ -65,6 +66,7 @@ impl From<MixName> for Mix {
             MixName::Losses => Mix::Losses,
             MixName::Away => Mix::Away,
             MixName::Cells => Mix::Cells,
+            MixName::Changes => Mix::Changes,
         }
     }
 }

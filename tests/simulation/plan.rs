@@ -39,13 +39,22 @@ pub enum Mix {
     /// Everything, with limits whose bookings are kept in wide cells of time, as those of very many permits are. What they do not use by that
     /// is no finding: only what is over.
     Cells,
+    /// Everything, and every second fault is a reload that changes limits by more than the other mixes do: to any algorithm, rate and window.
+    Changes,
 }
 
 impl Mix {
     fn is_random(self) -> bool {
         matches!(
             self,
-            Mix::Random | Mix::Dense | Mix::Share | Mix::Tokens | Mix::Losses | Mix::Away | Mix::Cells
+            Mix::Random
+                | Mix::Dense
+                | Mix::Share
+                | Mix::Tokens
+                | Mix::Losses
+                | Mix::Away
+                | Mix::Cells
+                | Mix::Changes
         )
     }
 
@@ -170,7 +179,7 @@ impl Plan {
         let replicas = if mix.is_of_recovery() { replicas.max(2) } else { replicas };
         let mut limiters: Vec<Limiter> = Vec::new();
         let count = match mix {
-            Mix::Random | Mix::Dense | Mix::Cells => [1, 1, 1, 2, 2, 3][rng.usize(..6)],
+            Mix::Random | Mix::Dense | Mix::Cells | Mix::Changes => [1, 1, 1, 2, 2, 3][rng.usize(..6)],
             Mix::Tokens => 2,
             _ => 1,
         };
@@ -186,7 +195,10 @@ impl Plan {
             let (first, second) = limiters.split_at_mut(1);
             second[0].serve_with(&mut first[0]);
         }
-        let is_quiet = mix.is_random() && mix != Mix::Dense && !mix.is_of_recovery() && rng.u8(..3) == 0;
+        let is_quiet = mix.is_random()
+            && !matches!(mix, Mix::Dense | Mix::Changes)
+            && !mix.is_of_recovery()
+            && rng.u8(..3) == 0;
         let routes = draw_routes(&limiters, mix, is_quiet, &mut rng);
         if mix == Mix::Share {
             let limiter = &mut limiters[0];
@@ -198,7 +210,10 @@ impl Plan {
         let first = Configuration { limiters };
         let mut configurations = vec![first];
         for _ in 0..3 {
-            let mut changed = configurations[0].changed(&mut rng);
+            let mut changed = match mix {
+                Mix::Changes => configurations[0].rewritten(&mut rng),
+                _ => configurations[0].changed(&mut rng),
+            };
             if mix == Mix::Share && rng.bool() {
                 // Weights and classes change, or the share goes.
                 changed.limiters[0].share = SHARES.get(rng.usize(..SHARES.len() + 1)).copied();
@@ -221,6 +236,7 @@ impl Plan {
             Mix::Calm => Vec::new(),
             Mix::Losses => draw_losses(replicas, (begin, end), &mut rng),
             Mix::Away => draw_away(replicas, begin, &mut rng),
+            Mix::Changes => draw_changes(replicas, &configurations, (begin, end), &pace, &mut rng),
             _ => draw_faults(replicas, &configurations, (begin, end), &pace, &mut rng),
         };
         // A replica that stands still for long has all its requests to answer afterwards.
@@ -438,6 +454,43 @@ impl Configuration {
         }
         Configuration { limiters }
     }
+
+    /// Returns a configuration in which one limiter has got one to three other limits, as by somebody who has learned what the upstream allows.
+    fn rewritten(&self, rng: &mut Rng) -> Configuration {
+        let mut limiters = self.limiters.clone();
+        let place = rng.usize(..limiters.len());
+        let limiter = &mut limiters[place];
+        for _ in 0..rng.u8(1..=3) {
+            let has_second = limiter.limits.len() > 1;
+            let first = &mut limiter.limits[0];
+            let factor = [2, 3, 10][rng.usize(..3)];
+            match rng.u8(..8) {
+                0 => first.rate = (first.rate / factor).max(1),
+                1 => first.rate *= factor,
+                2 => first.per = (first.per / factor).max(500 * MILLI),
+                3 => first.per = (first.per * factor).min(120 * SECOND),
+                4 => first.algorithm = Limit::draw(Mix::Random, rng).algorithm,
+                5 => first.algorithm = Algorithm::TokenBucket { burst: rng.u64(1..=first.rate) },
+                6 if has_second => drop(limiter.limits.remove(rng.usize(..2))),
+                6 => {
+                    let second =
+                        Limit { rate: first.rate * 5, per: first.per * 8, ..Limit::draw(Mix::Random, rng) };
+                    limiter.limits.push(second);
+                }
+                _ => limiter.is_shadow = !limiter.is_shadow,
+            }
+        }
+        for limit in &mut limiter.limits {
+            match &mut limit.algorithm {
+                Algorithm::TokenBucket { burst } => *burst = (*burst).min(limit.rate),
+                algorithm @ Algorithm::FixedWindow if limiter.is_per_replica => {
+                    *algorithm = Algorithm::SlidingWindow
+                }
+                _ => {}
+            }
+        }
+        Configuration { limiters }
+    }
 }
 
 fn draw_routes(limiters: &[Limiter], mix: Mix, is_quiet: bool, rng: &mut Rng) -> Vec<Route> {
@@ -514,7 +567,7 @@ impl Pace {
         }
         let gap = match mix {
             Mix::Standard => 2 * SECOND,
-            Mix::Dense => [SECOND, 3 * SECOND][rng.usize(..2)],
+            Mix::Dense | Mix::Changes => [SECOND, 3 * SECOND][rng.usize(..2)],
             _ => [SECOND, 3 * SECOND, 8 * SECOND, 20 * SECOND][rng.usize(..4)],
         };
         Pace::Dense { gap }
@@ -580,6 +633,24 @@ fn draw_away(replicas: usize, begin: u64, rng: &mut Rng) -> Vec<Fault> {
         Fault { at: silent, kind: Kind::Freeze { lasts } },
     ];
     faults.extend((0..replicas).map(|replica| Fault { at: ends, kind: Kind::Kill { replica, down } }));
+    faults
+}
+
+/// Draws faults of which every second one is a reload.
+fn draw_changes(
+    replicas: usize,
+    configurations: &[Configuration],
+    demand: (u64, u64),
+    pace: &Pace,
+    rng: &mut Rng,
+) -> Vec<Fault> {
+    let mut faults = draw_faults(replicas, configurations, demand, pace, rng);
+    for fault in &mut faults {
+        if rng.bool() {
+            let configuration = rng.usize(..configurations.len());
+            fault.kind = Kind::Reload { configuration, lag: rng.u64(0..300 * MILLI) };
+        }
+    }
     faults
 }
 
