@@ -154,3 +154,19 @@ fn external_usage_is_not_the_oracles_to_know() {
     court.turn_away(5 * S, 1);
     assert_eq!(court.whats(), []);
 }
+
+#[test]
+fn a_queue_is_full_only_where_as_many_have_been_there_as_may_wait() {
+    let mut court = Court::new(&[LimiterModel { max_waiting: 3, ..limiter(&[sliding(10, S)]) }]);
+    let is_full = |court: &mut Court, at, request| {
+        court.see(at, &Event::Refused { request, why: Why::QueueFull, store_clock: 0 });
+        court.whats().is_empty()
+    };
+    let waiting: Vec<u64> = (0..4).map(|_| court.arrive(5 * S, 1)).collect();
+    assert!(is_full(&mut court, 5 * S + MS, waiting[3]));
+    let last = court.arrive(5 * S + 2 * MS, 1);
+    court.send(5 * S + 3 * MS, waiting[0]);
+    assert!(is_full(&mut court, 5 * S + 4 * MS, last), "three were there while it was asked for");
+    let last = court.arrive(9 * S, 1);
+    assert!(!is_full(&mut court, 9 * S + MS, last), "two have been there since it came");
+}

@@ -21,6 +21,8 @@ pub(crate) enum What {
     NotBack,
     /// A request was refused while the limit had room (permits in use with its own; permits allowed).
     RefusedWithRoom,
+    /// A request was refused for a full queue while fewer waited there than may (requests; requests).
+    RefusedWithPlaces,
     /// A request was refused for want of the store while nothing was wrong with it (microseconds that it waited; microseconds that
     /// it might).
     Unavailable,

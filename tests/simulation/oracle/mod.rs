@@ -28,7 +28,7 @@ mod usage;
 mod waits;
 mod witnesses;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 pub(crate) use event::{
     Algorithm, Event, Excess, FaultKind, LimitModel, LimiterModel, Policy, Scope, State, Why,
@@ -111,6 +111,8 @@ pub(crate) struct Oracle {
     faults: Faults,
     pub(crate) states: BTreeMap<StateKey, StateUse>,
     requests: Requests,
+    /// When requests of which replicas had their answer, or left; those of long ago are dropped.
+    answered: VecDeque<(u64, usize)>,
     reports: Reports,
     share: Share,
     /// The end of the tick that is not over yet.
@@ -130,6 +132,7 @@ impl Oracle {
             limiters: Limiters::default(),
             states: BTreeMap::new(),
             requests: Requests::default(),
+            answered: VecDeque::new(),
             reports: Reports::default(),
             share: Share::default(),
             tick: TICK,

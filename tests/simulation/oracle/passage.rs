@@ -62,6 +62,7 @@ impl Oracle {
             self.counts.senseless += 1;
             return None;
         };
+        self.answered.push_back((self.now, request.replica));
         for (key, cost) in request.taken() {
             if let Some(state) = self.states.get_mut(&key) {
                 state.unanswered = state.unanswered.saturating_sub(cost);
@@ -130,7 +131,7 @@ impl Oracle {
             }
             Why::Closed => self.abandon(&request),
             Why::TooCostly => self.judge_too_costly(&request),
-            Why::QueueFull => {}
+            Why::QueueFull => self.judge_full(&request),
         }
     }
 
@@ -156,6 +157,29 @@ impl Oracle {
         {
             self.reports.judge(self.now, What::RefusedWithRoom, limiter.named(), Some(evidence));
         }
+    }
+
+    /// Judges a refusal for a full queue: so many must have waited at its replica while it was asked for, of all queues together.
+    fn judge_full(&mut self, request: &Request) {
+        let Request { arrived, replica, waiting_max, .. } = *request;
+        let asked = self.now.saturating_sub(self.settings.floor_wait + self.settings.lease);
+        while self.answered.front().is_some_and(|(at, _)| *at < asked) {
+            self.answered.pop_front();
+        }
+        let is_meanwhile = |(at, of): &&(u64, usize)| *of == replica && *at >= arrived;
+        let (there, gone) =
+            (self.requests.of_replica(replica).len(), self.answered.iter().filter(is_meanwhile).count());
+        // The request itself is gone already.
+        let present = (there + gone) as u64;
+        let is_calm = self.limiters.are_unchanged_since(asked.min(arrived))
+            && self.limiters.are_of_one_configuration()
+            && !self.faults.stood_still_since(replica, asked);
+        let evidence = (present <= waiting_max && is_calm).then(|| Evidence {
+            sent: present,
+            limit: waiting_max,
+            detail: format!("request {}, in replica {replica}", request.number),
+        });
+        self.report(What::RefusedWithPlaces, request, evidence);
     }
 
     /// Judges a refusal for a cost that a limit can never hold. A ceiling of those that share a limiter holds half of it at least.
