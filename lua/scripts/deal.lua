@@ -19,10 +19,11 @@
 --   ahead             how far ahead of now slots are dealt at most
 --   known             the number of the last deal that the caller has taken in
 --   begins            whether what the line has for the caller is dropped
---   places            how many more requests of each class may wait
+--   places            how many more requests of each class may wait than those that are known
 --   unused            slots that are not needed: { flow, class, slot, count, costs } of each
 --   wants             all requests without a slot: { flow, class, weight, costs, { how long ago the first and the last of a group came, longest
---                     wait, count, by turns }, { how long ago those came that have left, count, by turns } } of each flow and cost
+--                     wait, count, by turns }, { how long ago those came that have left, count, by turns }, how many of the groups are known:
+--                     the caller has told of them before, and they are refused no more } of each flow and cost
 --   own_lead          how far ahead of now the caller's own slots begin at least, up to half of `ahead`: its answer takes so long
 --   refusal_budget    how many requests like the first refused one that is spread the caller may refuse without asking
 --   expected          the part of its cost that a request turns out to use of each limiter, in millionths; empty: all of it
@@ -32,7 +33,7 @@
 --                declare different limits, the most permits that a rule which spaces them lacks, at once or behind the last booking }
 --                of each limiter },
 --                the last booked instant or 0, the number of the last deal, when to call again or 0,
---                { { flow, slot, count, costs } of each slot that was dealt to the caller since the known deal },
+--                { { flow, class, slot, count, costs } of each slot that was dealt to the caller since the known deal },
 --                { { place of the want, place of the group, count, 1: too far or 2: queue full, delay, advised delay, 1 if each further one is
 --                advised more, limiter, rule } of requests that may not wait },
 --                { how many permits go until the last request of each want has its own, and how long that waits at most, by turns; negative where the
@@ -391,7 +392,7 @@ if not is_repeated and #wants > 0 then
   end
 
   for index, want in ipairs(wants) do
-    local _, class, _, costs, groups = unpack(want)
+    local _, class, _, costs, groups, _, known_groups = unpack(want)
     local all, counts = 0, new[index]
     for group = 1, #counts do all = all + counts[group] end
     local waits = all > 0 and min(all, Line.tickets(line, want)) or 0
@@ -400,7 +401,7 @@ if not is_repeated and #wants > 0 then
     for group = 1, #counts do
       local left = counts[group] - min(dealt, counts[group])
       dealt = dealt - counts[group] + left
-      local flow = left > 0 and Line.flow_with(line, want)
+      local flow = left > 0 and group > known_groups and Line.flow_with(line, want)
       if left > 0 then waits = waits - left end
       if flow and estimates_left == 0 then
         is_cut = true
@@ -477,7 +478,7 @@ for index = 1, books do line.generations[index] = states[index].generation end
 local rows, last_booked, lives_until = State.keep_all(states, own_rules, stored, now, live_key, moved_key, epoch)
 local dealt = {}
 for _, slip in ipairs(line.slips) do
-  if slip[1] == replica then dealt[#dealt + 1] = { slip[2], slip[6], slip[7], slip[3] } end
+  if slip[1] == replica then dealt[#dealt + 1] = { slip[2], slip[4], slip[6], slip[7], slip[3] } end
 end
 local answer = cmsgpack.pack({
   Epoch.answer(epoch, now), rows, last_booked, line.deal, again, dealt, not_taken, last_ones,

@@ -12,7 +12,7 @@ use crate::limiter::model::call::{Answer, Call, Freed, Generation, Outcome, Retr
 use crate::limiter::model::epoch::{Epoch, Reset};
 use crate::limiter::model::grant_copy::GrantCopy;
 use crate::limiter::model::heartbeat::{HeartbeatAnswer, Member, Reports};
-use crate::limiter::model::line::{Dealt, Last, LineAnswer, LineCall, NotTaken};
+use crate::limiter::model::line::{CLASSES_MAX, Dealt, Last, LineAnswer, LineCall, NotTaken};
 use crate::limiter::model::pause::{Cause, Lasting, Reason};
 use crate::limiter::model::upstream_report::ReportResult;
 use crate::limiter::store::StateView;
@@ -83,7 +83,8 @@ struct DealRow {
     last: u64,
     deal: u64,
     again: u64,
-    dealt: Vec<(u64, u64, u64, Vec<u64>)>,
+    /// Flow, class, slot, count and costs of each.
+    dealt: Vec<(u64, u64, u64, u64, Vec<u64>)>,
     not_taken: Vec<Vec<u64>>,
     /// Of each want: the permits before its last request and the microseconds until that, by turns; negative: not told.
     last_ones: Vec<i64>,
@@ -92,7 +93,7 @@ struct DealRow {
 /// Returns the answer of `deal.lua`, if it is one to this call.
 pub(super) fn deal(value: &Value, limiter_refs: &[LimiterRef], line: &LineCall) -> Option<Answer> {
     let row: DealRow = unpack(value)?;
-    let dealt = row.dealt.iter().try_fold(0_u64, |sum, (_, _, count, _)| sum.checked_add(*count))?;
+    let dealt = row.dealt.iter().try_fold(0_u64, |sum, (_, _, _, count, _)| sum.checked_add(*count))?;
     if dealt > DEALT_MAX {
         return None;
     }
@@ -107,8 +108,9 @@ pub(super) fn deal(value: &Value, limiter_refs: &[LimiterRef], line: &LineCall) 
         dealt: row
             .dealt
             .into_iter()
-            .map(|(flow, slot, count, costs)| {
-                fits(&costs).then_some(Dealt { flow, slot: Micros(slot), count, costs })
+            .map(|(flow, class, slot, count, costs)| {
+                let class = usize::try_from(class).ok().filter(|class| *class < CLASSES_MAX)?;
+                fits(&costs).then_some(Dealt { flow, class, slot: Micros(slot), count, costs })
             })
             .collect::<Option<_>>()?,
         lasts: row.last_ones.as_chunks().0.iter().map(|row| last(*row)).collect(),

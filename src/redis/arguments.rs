@@ -159,9 +159,9 @@ pub(super) fn reserve(
 #[derive(Serialize)]
 struct UnusedRow<'a>(u64, u64, u64, u64, &'a [u64]);
 
-/// One row of a list of requests without a slot: flow, class, weight, costs, groups, those that have left.
+/// One row of a list of requests without a slot: flow, class, weight, costs, groups, those that have left, how many of the groups are known.
 #[derive(Serialize)]
-struct WantRow<'a>(u64, u64, u64, &'a [u64], Vec<u64>, Vec<u64>);
+struct WantRow<'a>(u64, u64, u64, &'a [u64], Vec<u64>, Vec<u64>, u64);
 
 #[derive(Serialize)]
 struct Deal<'a> {
@@ -197,7 +197,7 @@ pub(super) fn deal(
     let wants = line.wants.iter().map(|of| {
         let groups = of.waiting.iter().flat_map(group).collect();
         let left = of.left.iter().flat_map(|(ago, count)| [ago.0, *count]).collect();
-        WantRow(of.flow, of.class as u64, of.weight, &of.costs, groups, left)
+        WantRow(of.flow, of.class as u64, of.weight, &of.costs, groups, left, of.begins_with_known.into())
     });
     let unused =
         line.unused.iter().map(|of| UnusedRow(of.flow, of.class as u64, of.slot.0, of.count, &of.costs));

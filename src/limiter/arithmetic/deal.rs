@@ -90,7 +90,7 @@ fn answer(
     line_answer.dealt = own
         .map(|slip| {
             let Key { origin, costs, .. } = slip.key.clone();
-            Dealt { flow: origin, slot: slip.slot, count: slip.count, costs }
+            Dealt { flow: origin, class: slip.class, slot: slip.slot, count: slip.count, costs }
         })
         .collect();
     Answer { line: Some(Box::new(line_answer)), ..seen(now, states) }

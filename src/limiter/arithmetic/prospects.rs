@@ -209,6 +209,9 @@ pub(in crate::limiter::arithmetic) fn settle_new(
                 continue;
             }
             waits -= left;
+            if group == 0 && asked.wants[want].begins_with_known {
+                continue;
+            }
             let Some(flow) = estimates.line.place_with(key, class) else { continue };
             if estimates.left == 0 {
                 is_cut = true;

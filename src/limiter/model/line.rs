@@ -38,6 +38,8 @@ pub struct Want {
     pub costs: Vec<u64>,
     /// The requests, ascending by their arrival.
     pub waiting: Vec<Waiting>,
+    /// True if the first of [`Self::waiting`] were told of before, and taken: they are refused no more, also where the line has lost them.
+    pub begins_with_known: bool,
     /// How long ago those came that have left, and how many.
     pub left: Vec<(Micros, u64)>,
 }
@@ -68,7 +70,7 @@ pub struct LineCall {
     pub known: u64,
     /// True if the line has nothing for the caller: what it was dealt, and its tickets, are dropped.
     pub begins: bool,
-    /// How many more requests of each class may wait.
+    /// How many more requests of each class may wait than those that were told of before.
     pub places: [u64; CLASSES_MAX],
     /// Slots that are not needed.
     pub unused: Vec<Unused>,
@@ -83,6 +85,8 @@ pub struct LineCall {
 pub struct Dealt {
     /// The flow.
     pub flow: u64,
+    /// The class under which it was dealt.
+    pub class: usize,
     /// The slot.
     pub slot: Micros,
     /// For how many requests.

@@ -102,7 +102,8 @@ mod tests {
             ..Call::default()
         };
         let refused = Outcome::TooFar(RetryDelay::default());
-        let dealt = |slot, count, costs: [u64; 2]| Dealt { flow: 1, slot, count, costs: costs.to_vec() };
+        let dealt =
+            |slot, count, costs: [u64; 2]| Dealt { flow: 1, class: 0, slot, count, costs: costs.to_vec() };
         let dealt = vec![dealt(Micros(50), 3, [2, 0]), dealt(Micros(60), 1, [1, 7])];
         let answer = Answer {
             rescheduled: vec![(1, Some(Micros(10))), (1, None), (1, Some(Micros(11)))],

@@ -16,7 +16,7 @@ fn refs() -> Vec<LimiterRef> {
 
 fn want(flow: u64, count: u64) -> Want {
     let waiting = Waiting { oldest: Micros::ZERO, newest: Micros::ZERO, wait_max: Micros(60_000_000), count };
-    Want { flow, class: 0, weight: 1, costs: vec![1], waiting: vec![waiting], left: Vec::new() }
+    Want { flow, class: 0, weight: 1, costs: vec![1], waiting: vec![waiting], ..Want::default() }
 }
 
 fn call(known: u64, wants: Vec<Want>, unused: Vec<Unused>) -> Call {

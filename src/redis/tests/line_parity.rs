@@ -55,6 +55,7 @@ struct Wanted {
     cost: u64,
     /// Age, time from the first to the last, longest wait, count.
     groups: Vec<(u64, u64, u64, u64)>,
+    begins_with_known: bool,
     left: Vec<(u64, u64)>,
 }
 
@@ -65,12 +66,11 @@ fn asking(flows: u64) -> impl Strategy<Value = Asking> {
     let groups = prop::collection::vec((age, span, wait, 1..9_u64), 0..4);
     let left = prop::collection::vec((0..3_000_000_u64, 1..4_u64), 0..3);
     let cost = prop_oneof![6 => Just(1), 2 => 2..4_u64, 1 => 1..60_u64];
-    let want = (0..flows, cost, groups, left).prop_map(|(flow, cost, groups, left)| Wanted {
-        flow,
-        cost,
-        groups,
-        left,
-    });
+    let is_known = prop::bool::weighted(0.3);
+    let want =
+        (0..flows, cost, groups, is_known, left).prop_map(|(flow, cost, groups, begins_with_known, left)| {
+            Wanted { flow, cost, groups, begins_with_known, left }
+        });
     (
         1..4_u64,
         prop::collection::vec(want, 0..5),
@@ -220,6 +220,7 @@ impl Model {
             weight: 1 + wanted.flow % 5,
             costs,
             waiting,
+            begins_with_known: wanted.begins_with_known,
             left: wanted.left.iter().map(|(age, count)| (Micros(*age), *count)).collect(),
         }
     }
@@ -236,9 +237,9 @@ impl Model {
         let replica = self.replicas.entry(asking.replica).or_default();
         replica.generations.resize(books, 0);
         let unused = replica.held.drain(..asking.unused.min(replica.held.len()));
-        let unused = unused.map(|Dealt { flow, slot, count, costs }| Unused {
+        let unused = unused.map(|Dealt { flow, class, slot, count, costs }| Unused {
             flow,
-            class: usize::try_from((flow - 100) % 4).unwrap(),
+            class,
             slot,
             count,
             costs,

@@ -168,7 +168,8 @@ fn a_line_charges_each_limiter_with_its_own_cost() {
     let (mut ledger, refs) = (Ledger::default(), [limiter_ref("a", 60), limiter_ref("b", 60)]);
     let line_call = LineCall { places: [0; CLASSES_MAX], ..LineCall::default() };
     let call = Call { line: Some(Box::new(line_call.clone())), ..Call::default() };
-    let dealt = |slot, count, costs: [u64; 2]| Dealt { flow: 1, slot, count, costs: costs.to_vec() };
+    let dealt =
+        |slot, count, costs: [u64; 2]| Dealt { flow: 1, class: 0, slot, count, costs: costs.to_vec() };
     let line = LineAnswer {
         dealt: vec![dealt(at(100), 3, [1, 5]), dealt(at(200), 1, [1, 0])],
         ..LineAnswer::default()

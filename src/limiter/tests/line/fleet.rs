@@ -131,6 +131,7 @@ impl Fleet {
                 weight: *weight,
                 costs: costs.clone(),
                 waiting: groups,
+                begins_with_known: false,
                 left,
             });
         }

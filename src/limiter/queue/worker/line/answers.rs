@@ -1,7 +1,7 @@
 //! Takes in an answer of the store, or of this replica's own memory.
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Answer, Costs, Dealt, Flow, Generations, Last, LineAnswer, Outcome};
+use crate::limiter::model::{Answer, Costs, Dealt, Generations, Last, LineAnswer, Outcome, Unused};
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
@@ -24,6 +24,11 @@ impl LineCore {
         let Some(sent) = self.calls.under_way.take() else { return };
         // It may have waited for long before it was sent.
         self.calls.contact = Some(sent_at);
+        if sent.line != self.calls.line {
+            // As all that was dealt in the line before, this counts as used.
+            self.tell_again(&sent, context.now);
+            return;
+        }
         self.observe_generations(answer, context.now, out);
         let due = |held: &Slot| match held.source {
             Source::Store(_) => context.clock.due(held.at),
@@ -72,17 +77,18 @@ impl LineCore {
             out.push(Action::LogMoved(void.len()));
         }
         for (key, slot) in void {
-            self.give_back_later(key, slot.at, known.clone());
+            self.give_back_later(self.unused(&key, slot.at), known.clone());
         }
     }
 
-    /// Leaves a permit to the next call to give back.
-    pub(super) fn give_back_later(&mut self, key: FlowQueueKey, slot: Micros, generations: Generations) {
-        let is_same =
-            |last: &&mut Unneeded| (&last.key, last.slot) == (&key, slot) && last.generations == generations;
+    /// Leaves the permits of a slot to the next call to give back.
+    pub(super) fn give_back_later(&mut self, unused: Unused, generations: Generations) {
+        let is_same = |last: &&mut Unneeded| {
+            last.generations == generations && Unused { count: unused.count, ..last.unused.clone() } == unused
+        };
         match self.owed.unused.back_mut().filter(is_same) {
-            Some(last) => last.count += 1,
-            None => self.owed.unused.push_back(Unneeded { key, slot, count: 1, generations }),
+            Some(last) => last.unused.count += unused.count,
+            None => self.owed.unused.push_back(Unneeded { unused, generations }),
         }
     }
 
@@ -153,18 +159,12 @@ impl LineCore {
             key.flow.id == dealt.flow
                 && key.costs.of(limiters).zip(&dealt.costs).all(|(cost, dealt)| cost == *dealt)
         };
-        match self.flow_queues.keys().find(is_one).cloned() {
-            Some(key) => {
-                if let Some(flow_queue) = self.flow_queues.get_mut(&key) {
-                    flow_queue.queue.hold(slot);
-                }
-            }
-            None => {
-                let costs = Costs::each_or_same(dealt.costs.iter().copied().take(limiters));
-                let Some(costs) = costs else { return };
-                let flow = Flow { id: dealt.flow, member: 0 };
-                self.give_back(slot, FlowQueueKey { flow, costs }, out);
-            }
+        let key = self.flow_queues.keys().find(is_one).cloned();
+        if let Some(flow_queue) = key.and_then(|key| self.flow_queues.get_mut(&key)) {
+            flow_queue.queue.hold(slot);
+            return;
         }
+        let Dealt { flow, class, costs, .. } = dealt.clone();
+        self.give_back_unused(Unused { flow, class, slot: slot.at, count: 1, costs }, slot.source, out);
     }
 }

@@ -100,12 +100,12 @@ impl LineCore {
             known,
             begins: known == 0,
             places,
-            unused: unused.iter().map(|unneeded| self.unused(unneeded)).collect(),
+            unused: unused.iter().map(|unneeded| unneeded.unused.clone()).collect(),
             expected: Vec::new(),
             wants,
         };
         self.calls.told.again = None;
-        self.calls.under_way = Some(Sent { at: now, wants: sent, unused });
+        self.calls.under_way = Some(Sent { at: now, line: self.calls.line, wants: sent, unused });
         // Where an answer takes longer than a slot stays good, one that begins with the call is late when the answer comes.
         let lead = if latency > self.limits.guard { latency } else { Micros::ZERO };
         Call { generations: generations.to_vec(), lead, line: Some(Box::new(line)), ..Call::default() }
@@ -124,32 +124,28 @@ impl LineCore {
         let (ahead, begins) = (self.ahead(), known == 0);
         let line = LineCall { ahead, known, begins, places, wants, ..LineCall::default() };
         self.calls.told_locally.again = None;
-        self.calls.asked_locally = Some(Sent { at: now, wants: sent, unused: Vec::new() });
+        self.calls.asked_locally =
+            Some(Sent { at: now, line: self.calls.line, wants: sent, unused: Vec::new() });
         out.push(Action::BookLocally(Box::new(Call { line: Some(Box::new(line)), ..Call::default() })));
     }
 
-    pub(super) fn unused(&self, Unneeded { key, slot, count, .. }: &Unneeded) -> Unused {
-        let (flow, class) = (key.flow.id, self.class(key.flow));
-        Unused { flow, class, slot: *slot, count: *count, costs: self.costs(key) }
-    }
-
-    /// Takes the slots to give back that were dealt under these generations, in their order, which is the cheapest to look up; others go
-    /// with the next call.
+    /// Takes the slots to give back that were dealt under these generations, in their order, which is the cheapest to look up; others go with the
+    /// next call.
     fn take_unused(&mut self, generations: &Generations) -> Vec<Unneeded> {
         let (mut taken, mut given_back) = (Vec::new(), 0);
         while given_back < GIVEN_BACK_MAX
-            && let Some(unused) = self.owed.unused.pop_front_if(|unused| unused.generations == *generations)
+            && let Some(unneeded) = self.owed.unused.pop_front_if(|of| of.generations == *generations)
         {
-            let places = |cost: u64| 1 + (cost * unused.count / PERMITS_AT_ONCE).min(PLACES_MAX);
-            given_back +=
-                self.costs(&unused.key).into_iter().filter(|cost| *cost > 0).map(places).sum::<u64>();
-            taken.push(unused);
+            let Unused { count, costs, .. } = &unneeded.unused;
+            let places = |cost: &u64| 1 + (cost * count / PERMITS_AT_ONCE).min(PLACES_MAX);
+            given_back += costs.iter().filter(|cost| **cost > 0).map(places).sum::<u64>();
+            taken.push(unneeded);
         }
-        taken.sort_by_key(|unused| unused.slot);
+        taken.sort_by_key(|unneeded| unneeded.unused.slot);
         taken
     }
 
-    /// Returns how many more requests of each class may wait.
+    /// Returns how many more requests of each class may wait than those that were told of.
     fn places(&self) -> [u64; CLASSES_MAX] {
         let mut places = [0; CLASSES_MAX];
         let classes = self.share().map(|share| share.classes.clone()).unwrap_or_default();
@@ -182,7 +178,7 @@ impl LineCore {
             if left == 0 {
                 break;
             }
-            let groups = flow_queue.groups(now, near, left);
+            let (begins_with_known, groups) = flow_queue.groups(now, near, left);
             left -= groups.len();
             let (told_until, last) = (flow_queue.told_until, groups.iter().map(|group| group.last).max());
             flow_queue.told_until = told_until.max(last.unwrap_or_default());
@@ -196,6 +192,7 @@ impl LineCore {
                 weight: member.weight,
                 costs,
                 waiting: groups.iter().map(|group| group.waiting).collect(),
+                begins_with_known,
                 left: gone.iter().map(|came| (now - *came, 1)).collect(),
             });
             let groups = groups.iter().map(|group| group.last).collect();
@@ -234,9 +231,9 @@ impl Group {
 }
 
 impl FlowQueue {
-    /// Returns the requests without a slot in groups: those that the store knows of, who are refused no more for the length of their wait,
-    /// then those that came close to each other.
-    fn groups(&self, now: Moment, near: Micros, most: usize) -> Vec<Group> {
+    /// Returns the requests without a slot in groups: those that were told of before, then those that came close to each other. And whether
+    /// there are any of the former.
+    fn groups(&self, now: Moment, near: Micros, most: usize) -> (bool, Vec<Group>) {
         let mut groups: Vec<Group> = Vec::new();
         let mut known: Option<Group> = None;
         for waiter in self.queue.without_slot() {
@@ -262,6 +259,6 @@ impl FlowQueue {
         if let Some(known) = &mut known {
             known.waiting.wait_max = self.queue.wait_left(now).unwrap_or(DEADLINE_SLACK);
         }
-        known.into_iter().chain(groups).collect()
+        (known.is_some(), known.into_iter().chain(groups).collect())
     }
 }

@@ -1,7 +1,7 @@
 //! Follows the state of the store: what becomes of slots and requests when the store has failed, lost its state, or is back.
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{OnStoreFailure, Refusal, UNKNOWN_GENERATION, Unused};
+use crate::limiter::model::{Costs, OnStoreFailure, Refusal, UNKNOWN_GENERATION, Unused};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
@@ -91,9 +91,7 @@ impl LineCore {
     /// Takes in that a call which was given up was not made: what it was to give back goes with the next call. An earlier one than the last
     /// such call is not known any more, and its permits count as used.
     pub(super) fn give_back_abandoned(&mut self, unused: &[Unused]) {
-        let place = |unused: &Unused| (unused.flow, unused.slot, unused.count);
-        let abandoned = self.calls.abandoned.iter().map(|unneeded| self.unused(unneeded));
-        if abandoned.map(|own| place(&own)).eq(unused.iter().map(place)) {
+        if self.calls.abandoned.iter().map(|unneeded| &unneeded.unused).eq(unused) {
             self.owed.unused.extend(std::mem::take(&mut self.calls.abandoned));
         }
     }
@@ -166,14 +164,21 @@ impl LineCore {
             limits.refs.iter().map(|one| (one.name.clone(), one.partition)).collect()
         };
         let (has_others, before) = (states(&self.limits) != states(&limits), self.limits.refs.clone());
+        let costs = |core: &LineCore| -> Vec<Vec<u64>> {
+            core.flow_queues.keys().map(|key| core.costs(key)).collect()
+        };
+        let costs_before = costs(self);
         self.limits = limits;
-        if has_others {
-            // Another line: nobody there can take back what was dealt in this one. It counts as used.
+        // A class may have got another ceiling, or a caller another class. The line finds requests by their costs: those that it has stay
+        // in the way of their own callers, unless it begins anew.
+        if has_others || costs_before != costs(self) {
+            // What was dealt for other costs, or in another line, nobody can take back. It counts as used.
             self.lose(|slot| matches!(slot.source, Source::Store(_)), now);
             self.owed.unused.clear();
             self.calls.abandoned.clear();
             self.owed.generations = self.limits.refs.iter().map(|_| UNKNOWN_GENERATION).collect();
             self.calls.told = Told::default();
+            self.calls.line += 1;
         }
         if before.iter().map(|one| &one.rules).ne(self.limits.refs.iter().map(|one| &one.rules)) {
             // This replica's own memory moves bookings with the change, and does not tell. So their slots go back.
@@ -186,18 +191,32 @@ impl LineCore {
         self.refuse_too_costly(out);
     }
 
-    /// Gives a slot back to the place where it was dealt: the store or this replica's memory. One of an earlier epoch is lost.
+    /// Gives a slot of a flow queue back.
     pub(super) fn give_back(&mut self, slot: Slot, key: FlowQueueKey, out: &mut Vec<Action>) {
-        match slot.source {
+        self.give_back_unused(self.unused(&key, slot.at), slot.source, out);
+    }
+
+    /// Returns a slot of a flow queue as it is given back.
+    pub(super) fn unused(&self, key: &FlowQueueKey, slot: Micros) -> Unused {
+        let (flow, class) = (key.flow.id, self.class(key.flow));
+        Unused { flow, class, slot, count: 1, costs: self.costs(key) }
+    }
+
+    /// Gives a slot back to the place where it was dealt: the store or this replica's memory. One of an earlier epoch is lost.
+    pub(super) fn give_back_unused(&mut self, unused: Unused, source: Source, out: &mut Vec<Action>) {
+        match source {
             Source::Local(_) => {
-                let unused = (slot.at, key.costs);
+                let limiters = self.limits.policies.len();
+                let Some(costs) = Costs::each_or_same(unused.costs.into_iter().take(limiters)) else {
+                    return;
+                };
                 match out.last_mut() {
-                    Some(Action::ReturnLocally(all)) => all.push(unused),
-                    _ => out.push(Action::ReturnLocally(vec![unused])),
+                    Some(Action::ReturnLocally(all)) => all.push((unused.slot, costs)),
+                    _ => out.push(Action::ReturnLocally(vec![(unused.slot, costs)])),
                 }
             }
             Source::Store(epoch) if epoch == self.owed.epoch => {
-                self.give_back_later(key, slot.at, self.owed.generations.clone());
+                self.give_back_later(unused, self.owed.generations.clone());
             }
             Source::Store(_) | Source::Unlimited => {}
         }

@@ -33,7 +33,7 @@ use super::events::{Action, Context, Event, Remains};
 use super::limits::Limits;
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{
-    Costs, Flow, Generations, Holding, NO_GENERATION, Permits, QuotaShare, UNKNOWN_GENERATION,
+    Costs, Flow, Generations, Holding, NO_GENERATION, Permits, QuotaShare, UNKNOWN_GENERATION, Unused,
 };
 use crate::limiter::queue::cost_queue::{CostQueue, REFUSAL_MARGIN};
 use crate::limiter::queue::shared::Shared;
@@ -52,7 +52,8 @@ struct FlowQueueKey {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct FlowQueue {
     queue: CostQueue,
-    /// The requests that had come by then have been told of, in an answered call or the one under way.
+    /// The requests that had come by then have been told of, in an answered call or the one under way. They are refused no more for the
+    /// number of those that wait, nor for the length of their wait, also where the store has lost them.
     told_until: Moment,
     /// The requests that had come by then have been answered: they have a place.
     answered_until: Moment,
@@ -77,12 +78,10 @@ struct Owed {
     unused: VecDeque<Unneeded>,
 }
 
-/// Permits of a slot that nobody needs.
+/// Permits of slots that nobody needs, as they were dealt: a reload may have put their callers into other classes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Unneeded {
-    key: FlowQueueKey,
-    slot: Micros,
-    count: u64,
+    unused: Unused,
     /// The generations under which they were dealt.
     generations: Generations,
 }
@@ -100,6 +99,8 @@ struct Calls {
     /// True until the next call: the store does not know of changed limits yet, or the queue of moved bookings.
     is_outdated: bool,
     told: Told,
+    /// Counts the lines: a reload begins another where what it finds requests by has changed.
+    line: u64,
     /// The call to this replica's own memory. Its answer comes at once.
     asked_locally: Option<Sent>,
     told_locally: Told,
@@ -118,6 +119,8 @@ struct Told {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Sent {
     at: Moment,
+    /// The line that it was made for.
+    line: u64,
     /// The flow queues that it tells of.
     wants: Vec<SentWant>,
     /// The slots that it gives back.
@@ -192,6 +195,7 @@ impl LineCore {
                 not_before: now,
                 is_outdated: false,
                 told: Told::default(),
+                line: 0,
                 asked_locally: None,
                 told_locally: Told::default(),
             },
@@ -217,11 +221,14 @@ impl LineCore {
 
     /// Gives back permits that were booked without the line, for nobody's flow.
     fn give_back_of_nobody(&mut self, (slot, costs, count, generations): (Micros, Costs, u64, Generations)) {
-        let key = FlowQueueKey { flow: Flow::of(&[]), costs };
+        let flow = Flow::of(&[]);
         // They are in the limiters, and not in the ceilings.
-        let all = generations.iter().copied().take(self.limits.policies.len());
-        let all = all.chain(std::iter::repeat(NO_GENERATION)).take(self.limits.refs.len());
-        self.owed.unused.push_back(Unneeded { key, slot, count, generations: all.collect() });
+        let (limiters, all) = (self.limits.policies.len(), self.limits.refs.len());
+        let costs = costs.of(limiters).chain(std::iter::repeat(0)).take(all).collect();
+        let generations = generations.iter().copied().take(limiters);
+        let generations = generations.chain(std::iter::repeat(NO_GENERATION)).take(all).collect();
+        let unused = Unused { flow: flow.id, class: self.class(flow), slot, count, costs };
+        self.owed.unused.push_back(Unneeded { unused, generations });
     }
 
     /// Returns everything that waits or is held.
@@ -237,8 +244,9 @@ impl LineCore {
             let waiters = flow_queue.queue.take_waiters().into_iter();
             remains.arrivals.extend(waiters.map(|waiter| waiter.into_arrival(costs.clone())));
         }
-        for Unneeded { key, slot, count, generations } in self.owed.unused {
-            remains.unused.push((slot, key.costs, count, of_limiters(&generations)));
+        for Unneeded { unused: Unused { slot, count, costs, .. }, generations } in self.owed.unused {
+            let costs = Costs::each_or_same(costs.into_iter().take(limiters));
+            remains.unused.extend(costs.map(|costs| (slot, costs, count, of_limiters(&generations))));
         }
         remains.arrivals.sort_by_key(|arrival| arrival.arrived);
         remains

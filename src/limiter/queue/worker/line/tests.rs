@@ -1,5 +1,6 @@
 //! The core of a worker whose callers share the quota, event by event.
 
+mod anew;
 mod replaced;
 
 use std::collections::HashMap;
@@ -106,6 +107,7 @@ fn arrival(request: u32, name: &str, now: Moment) -> Event {
 fn answer(now: Moment, deal: u64, slots: &[(&str, Moment)], again: Option<Moment>) -> Answer {
     let dealt = slots.iter().map(|(name, at)| Dealt {
         flow: flow(name).id,
+        class: 0,
         slot: shown(*at),
         count: 1,
         costs: vec![1],
