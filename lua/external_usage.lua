@@ -83,11 +83,25 @@ local ExternalUsage = setmetatable({ rare = function()
     return false
   end
 
-  -- Returns the usages of new rules: a rule that was in force before keeps its own.
+  -- Returns the place of the rule before whose windows are those of a rule, but for a guard: what others use in them depends on nothing
+  -- else. A bucket counts no windows.
+  local function predecessor(old_rules, rule)
+    local GUARD_PART = 4
+    local same = Rule.position(old_rules, rule)
+    if same or not rule.algorithm.window_start then return same end
+    local found, least = nil, floor(rule.window / GUARD_PART) + 1
+    for index, old in ipairs(old_rules) do
+      local apart = math.abs(old.window - rule.window)
+      if apart < least and old.algorithm.window_start then found, least = index, apart end
+    end
+    return found
+  end
+
+  -- Returns the usages of new rules: each goes on with that of the rule with its windows.
   local function carry_over(usages, old_rules, new_rules)
     local carried = {}
     for index, rule in ipairs(new_rules) do
-      local known = usages[Rule.position(old_rules, rule)]
+      local known = usages[predecessor(old_rules, rule)]
       carried[index] = known and from_row(to_row(known)) or new()
     end
     return carried

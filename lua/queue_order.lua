@@ -53,7 +53,7 @@ do
   -- may take.
   local function booked(order, slot, count, cost, has_waited)
     order.booked = order.booked + count * cost
-    local searched = order.freed_permits >= cost
+    local searched, has_freed = order.freed_permits >= cost, order.freed_permits > 0
     if searched and slot < order.last then order.freed_permits = order.freed_permits - count * cost end
     if searched and cost == 1 then
       -- Where the smallest cost finds no room there is none.
@@ -61,7 +61,7 @@ do
       if slot >= order.last then order.freed_permits = 0 end
     end
     if has_waited then order.last = max(order.last, slot) end
-    return searched and cost > 1 and slot > order.freed_at
+    return has_freed and cost > 1 and slot > order.freed_at
   end
 
   -- Brings an order to `now`. After a change of the limits the bookings have new places, which keep the order.

@@ -96,11 +96,11 @@ impl QueueOrder {
         self.last = self.last.max(place.unwrap_or_default());
     }
 
-    /// Notes booked requests. Nobody stands behind those that did not wait for room. Returns whether freed permits were left over that
+    /// Notes booked requests. Nobody stands behind those that did not wait for room. Returns whether they passed by freed permits that
     /// are too few for this cost, but may serve a smaller one.
     pub(in crate::limiter) fn booked(&mut self, slot: Micros, count: u64, cost: u64, waited: bool) -> bool {
         self.booked += count * cost;
-        let searched = self.freed_permits >= cost;
+        let (searched, has_freed) = (self.freed_permits >= cost, self.freed_permits > 0);
         if searched && slot < self.last {
             self.freed_permits -= count * cost;
         }
@@ -112,7 +112,7 @@ impl QueueOrder {
         if waited {
             self.last = self.last.max(slot);
         }
-        searched && cost > 1 && slot > self.freed_at
+        has_freed && cost > 1 && slot > self.freed_at
     }
 
     /// Counts permits that were booked, where another keeps the order.
@@ -188,4 +188,18 @@ impl QueueOrder {
 fn reviewed_every<'a>(rules: impl Iterator<Item = &'a Rule>) -> Micros {
     let some = rules.map(|rule| rule.quota().span(REVIEW_PERMITS)).max().unwrap_or_default();
     REVIEW_MIN.max(some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_request_leaves_freed_permits_to_smaller_ones() {
+        let mut order = QueueOrder::default();
+        assert!(!order.booked(Micros(10), 1, 1, true), "nothing was freed");
+        order.given_back(Micros(1), Micros(2), 3);
+        assert!(order.booked(Micros(10), 1, 5, true), "three lie before it");
+        assert_eq!((order.floor(5), order.floor(1)), (Micros(10), Micros(2)));
+    }
 }

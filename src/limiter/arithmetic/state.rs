@@ -23,8 +23,13 @@ use crate::limiter::model::{Generation, Lasting, PauseRequest, Remaining};
 /// that is given back later is not refunded by a rule with a checkpoint.
 const REFUND_PART: u64 = 8;
 
-/// The most past bookings that are kept one by one for a rule with a checkpoint.
+/// The most past bookings that are kept one by one for a rule with a checkpoint; and so many of a window in any case: few requests that
+/// take many permits each, as those that count tokens do, give most of them back when their responses have ended.
 const REFUND_MAX: usize = 512;
+const REFUND_LEAST: usize = 64;
+
+/// A rule has the windows of another if these differ by so small a part at most (1/4), as by a guard.
+const GUARD_PART: u64 = 4;
 
 /// A limiter moves with another one if so large a part (3/4) of the permits that move there are booked in it, too.
 const SAME_PART: (u64, u64) = (3, 4);
@@ -83,9 +88,12 @@ impl LimiterState {
     fn prune(&mut self, now: Micros) {
         let entries = self.timeline.entries();
         let past = entries.partition_point(|entry| entry.at <= now);
-        let beyond_most = past.checked_sub(REFUND_MAX + 1).map(|index| entries[index].at).unwrap_or_default();
+        let behind =
+            |count: usize| past.checked_sub(count + 1).map(|index| entries[index].at).unwrap_or_default();
+        let (beyond_least, beyond_most) = (behind(REFUND_LEAST), behind(REFUND_MAX));
         for (checkpoint, rule) in self.checkpoints.iter_mut().zip(&self.rules) {
-            let until = (now - Micros(rule.window.0 / REFUND_PART)).max(beyond_most);
+            let part = now - Micros(rule.window.0 / REFUND_PART);
+            let until = part.min(beyond_least).max(now - rule.window).max(beyond_most);
             rule.kind.fold(rule.quota(), checkpoint, entries, until);
         }
         let external = &self.external_usage;
@@ -99,7 +107,8 @@ impl LimiterState {
     fn put_in_force(&mut self, rules: Vec<Rule>, till: Micros) {
         self.checkpoints = rules.iter().map(|rule| self.checkpoint_of(rule, till)).collect();
         let external = |rule| {
-            self.position(rule).and_then(|index| self.external_usage.get(index)).cloned().unwrap_or_default()
+            let usage = self.predecessor(rule).and_then(|index| self.external_usage.get(index));
+            usage.cloned().unwrap_or_default()
         };
         self.external_usage = rules.iter().map(external).collect();
         self.rules = rules;
@@ -120,6 +129,17 @@ impl LimiterState {
     /// Returns the place of a rule among those in force.
     fn position(&self, rule: &Rule) -> Option<usize> {
         self.rules.iter().position(|other| other == rule)
+    }
+
+    /// Returns the place of the rule in force whose windows are those of a new one, but for a guard: what others use in them depends on
+    /// nothing else. A bucket counts no windows.
+    fn predecessor(&self, rule: &Rule) -> Option<usize> {
+        let apart = |other: &Rule| other.window.0.abs_diff(rule.window.0);
+        let is_alike = |other: &Rule| {
+            other.has_windows() && rule.has_windows() && apart(other) <= rule.window.0 / GUARD_PART
+        };
+        let alike = self.rules.iter().enumerate().filter(|(_, other)| is_alike(other));
+        self.position(rule).or_else(|| alike.min_by_key(|(_, other)| apart(other)).map(|(index, _)| index))
     }
 
     /// Returns the checkpoint of a rule in force.

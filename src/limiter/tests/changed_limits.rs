@@ -8,6 +8,7 @@ use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::cell::cell_start;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
+use crate::limiter::model::Remaining;
 use crate::limiter::tests::oracle::{LEASE, SLIDING, START, rule};
 
 const SECOND: u64 = 1_000_000;
@@ -93,4 +94,44 @@ fn permits_that_come_back_after_the_shorter_window_are_taken_back_from_the_longe
     assert_eq!(left_of_day(&state, 91), 100_000 - 30);
     give_back(&mut state, 1, 470);
     assert_eq!(left_of_day(&state, 91), 100_000 - 30);
+}
+
+#[test]
+fn the_use_of_others_is_known_under_another_rate() {
+    let rules = |rate, guard| -> Arc<[Rule]> { [rule(rate, 60 * SECOND + guard, 1, SLIDING)].into() };
+    let (before, mut state) = (rules(60, 10_000), LimiterState::default());
+    state.open(START, &before, LEASE, 1);
+    state.charge(START, 28);
+    let per = Micros(60 * SECOND);
+    let remaining = Remaining { permits: 2, per, slot: START, took: Micros(10_000) };
+    let now = START + Micros(SECOND);
+    state.observe_remaining(now, &before[0], &remaining);
+    state.follow_external_usage(now, LEASE);
+    let now = now + Micros(SECOND);
+    assert_eq!(
+        drain(&mut state.clone(), &before, now),
+        0,
+        "28 of ours and 30 of others, with a margin, are 60"
+    );
+    for after in [rules(50, 10_000), rules(60, 500_000)] {
+        assert_eq!(drain(&mut state.clone(), &after, now), 0);
+    }
+    // A window of another length is another quota.
+    let hour: Arc<[Rule]> = [rule(60, 3600 * SECOND, 1, SLIDING)].into();
+    assert_eq!(drain(&mut state, &hour, now + LEASE + Micros(SECOND)), 32);
+}
+
+/// As tokens do: the response tells seconds later that few of them were used.
+#[test]
+fn a_bucket_takes_back_what_few_requests_of_a_window_have_left() {
+    let (mut state, rules) = (LimiterState::default(), bucket(20));
+    state.open(START, &rules, LEASE, 1);
+    state.charge(START, 20);
+    let generation = state.generation().number;
+    let later = START + Micros(6 * SECOND);
+    state.open(later, &rules, LEASE, 1);
+    assert_eq!(state.available(later, &rules), [15]);
+    let mut cursor = state.cursor(START, generation);
+    state.give_back(&mut cursor, 4);
+    assert_eq!(state.available(later, &rules), [19]);
 }
