@@ -464,7 +464,7 @@ impl Configuration {
             let has_second = limiter.limits.len() > 1;
             let first = &mut limiter.limits[0];
             let factor = [2, 3, 10][rng.usize(..3)];
-            match rng.u8(..8) {
+            match rng.u8(..7) {
                 0 => first.rate = (first.rate / factor).max(1),
                 1 => first.rate *= factor,
                 2 => first.per = (first.per / factor).max(500 * MILLI),
@@ -472,12 +472,11 @@ impl Configuration {
                 4 => first.algorithm = Limit::draw(Mix::Random, rng).algorithm,
                 5 => first.algorithm = Algorithm::TokenBucket { burst: rng.u64(1..=first.rate) },
                 6 if has_second => drop(limiter.limits.remove(rng.usize(..2))),
-                6 => {
+                _ => {
                     let second =
                         Limit { rate: first.rate * 5, per: first.per * 8, ..Limit::draw(Mix::Random, rng) };
                     limiter.limits.push(second);
                 }
-                _ => limiter.is_shadow = !limiter.is_shadow,
             }
         }
         for limit in &mut limiter.limits {
