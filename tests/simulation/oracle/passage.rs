@@ -159,19 +159,18 @@ impl Oracle {
         }
     }
 
-    /// Judges a refusal for a full queue: so many must have waited at its replica while it was asked for, of all queues together.
+    /// Judges a refusal for a full queue: so many must have waited at its replica since it was asked for, of all queues together, and in the
+    /// time before in which the store may not have answered: until it has, those that leave keep their places.
     fn judge_full(&mut self, request: &Request) {
-        let Request { arrived, replica, waiting_max, .. } = *request;
+        let Request { replica, waiting_max, .. } = *request;
         let asked = self.now.saturating_sub(self.settings.floor_wait + self.settings.lease);
         while self.answered.front().is_some_and(|(at, _)| *at < asked) {
             self.answered.pop_front();
         }
-        let is_meanwhile = |(at, of): &&(u64, usize)| *of == replica && *at >= arrived;
-        let (there, gone) =
-            (self.requests.of_replica(replica).len(), self.answered.iter().filter(is_meanwhile).count());
+        let gone = self.answered.iter().filter(|(_, of)| *of == replica).count();
         // The request itself is gone already.
-        let present = (there + gone) as u64;
-        let is_calm = self.limiters.are_unchanged_since(asked.min(arrived))
+        let present = (self.requests.of_replica(replica).len() + gone) as u64;
+        let is_calm = self.limiters.are_unchanged_since(asked)
             && self.limiters.are_of_one_configuration()
             && !self.faults.stood_still_since(replica, asked);
         let evidence = (present <= waiting_max && is_calm).then(|| Evidence {
