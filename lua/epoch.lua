@@ -16,6 +16,8 @@
 --   members      { replica, when it last heard the server or 0 if it has left, until when its permits may matter, the memory to which
 --                it has reported all it was granted, the epoch to which it has reported what it granted without the server, the
 --                version that it knows, whether it is counted, ... }
+-- The set of the states that are there has a member for itself, as long as it is whole: a server that misses that has lost it, and cannot say
+-- which states it had.
 -- `resets` is { key, at, until when a state may hold older bookings, ... }, ascending, where the key is a state's, or what the keys of
 -- the states of all partitions begin with. `pauses` is { key, at, paused until (0: lifted), kept until, replica, ... } of pauses by hand.
 
@@ -25,14 +27,15 @@ do
 
   -- Returns the present epoch. `caller` is the calling replica; nil where a silence does not matter. `known_epoch` is the latest epoch that the caller knows; `run` is the server's run as the caller knows
   -- it: empty if unknown, `?` on a Cluster, where the caller does not know the server. `text` is the value of the key, `settle` how
-  -- long a new epoch takes to open, and how long a silence is a doubt; 0: there are no epochs.
-  local function open(key, text, now, known_epoch, run, settle, caller)
+  -- long a new epoch takes to open, and how long a silence is a doubt; 0: there are no epochs. `live_key` is the set of the states that are
+  -- there, which begins with the epoch; nil where nothing is changed.
+  local function open(key, text, now, known_epoch, run, settle, caller, live_key)
     if settle == 0 then
       return { id = 0, opens = 0, memory = 0, kept_until = math.huge, unused_from = 0, resets = {}, pauses = {}, members = {} }
     end
     if run == "?" then run = string.match(redis.call("INFO", "server"), "run_id:(%x+)") or "" end
     local row, epoch = Store.read(key, text, 12), nil
-    if not row then return Epoch.begin(nil, key, now, known_epoch, run, settle, true) end
+    if not row then return Epoch.begin(nil, key, now, known_epoch, run, settle, true, live_key) end
     epoch = {
       id = row[1], run = row[2] == "" and run or row[2], begun = row[3], kept_until = row[4], resets = row[5], pauses = row[6],
       memory = row[7], silent_from = row[8], version = row[9], members = row[10], opened = row[11],
@@ -53,7 +56,7 @@ do
       -- A replica that is alone knows by itself what it has granted.
       if not caller or not has_others or now - max(heard, epoch.opens) <= settle then return epoch end
     end
-    return Epoch.begin(epoch, key, now, known_epoch, run, settle, not is_whole)
+    return Epoch.begin(epoch, key, now, known_epoch, run, settle, not is_whole, live_key)
   end
 
   -- Makes the key of an epoch outlive a state that expires at an instant, and, as before, those of the epochs before. Writes it now and then,
@@ -83,16 +86,29 @@ do
   end
 
   local function rare()
+    -- Lets the set of the states that are there live until an instant at least: it outlives all states, as the epoch does.
+    local function keep_live(live_key, epoch, now, till)
+      redis.call("PEXPIRE", live_key, ceil((max(epoch.kept_until, till) - now) / 1000) + 45000)
+    end
+
+    -- The member that the set has for itself, behind every instant.
+    local ITSELF, FOREVER = "", "9000000000000000"
+
     -- Returns the epoch after `before`, which may be nil. Counted members may have been granted their share until now, so their permits
     -- matter for as long from now on. Those who were not heard right before a silence had been cut off from the others: their share is
     -- theirs already.
-    local function begin(before, key, now, known, run, settle, is_lost)
+    local function begin(before, key, now, known, run, settle, is_lost, live_key)
       local id = max(now, known + 1, before and before.id + 1 or 0)
       local epoch = {
         id = id, run = run, begun = now, opened = 0, opens = now + settle, kept_until = before and before.kept_until or 0, resets = {},
         pauses = {}, memory = id, silent_from = now, unused_from = 0, version = before and before.version or 0,
         members = before and before.members or {}, key = key, is_changed = true,
       }
+      -- Behind a silence it may have been lost without that being noticed yet.
+      if live_key and is_lost then
+        redis.call("ZADD", live_key, FOREVER, ITSELF)
+        keep_live(live_key, epoch, now, now)
+      end
       if not before then return epoch end
       local resets, pauses, members, heard, counted = before.resets, before.pauses, before.members, 0, 0
       -- Instants ahead are of another clock. So may all be where the clock was set back, or a caller has seen that: what was used since a
@@ -122,16 +138,25 @@ do
       return epoch
     end
 
-    -- Returns the epoch after a state was found missing: a new one if it was there and should be still. A single key was lost, deleted or
-    -- evicted: replicas write back the grants that it held.
+    -- Returns the epoch in which a key was lost, deleted or evicted: replicas write back the grants that it held.
+    local function begin_without_key(epoch, now, settle, live_key)
+      epoch = begin(epoch, epoch.key, now, epoch.id, epoch.run, settle, true, live_key)
+      -- Before it is forgotten that the key was there: the call may end early, as one that was carried out before does.
+      keep(epoch.key, epoch, now, now)
+      return epoch
+    end
+
+    -- Returns the epoch, a new one if the set of the states that are there was lost.
+    local function check_live(epoch, live_key, now, settle)
+      if redis.call("ZSCORE", live_key, ITSELF) then return epoch end
+      return begin_without_key(epoch, now, settle, live_key)
+    end
+
+    -- Returns the epoch after a state was found missing: a new one if it was there and should be still.
     local function without_state(epoch, live_key, key, now, settle)
       local till = redis.call("ZSCORE", live_key, key)
-      if not till then return epoch end
-      if tonumber(till) > now then
-        epoch = begin(epoch, epoch.key, now, epoch.id, epoch.run, settle, true)
-        -- Before it is forgotten that the state was there: the call may end early, as one that was carried out before does.
-        keep(epoch.key, epoch, now, now)
-      end
+      if not till then return check_live(epoch, live_key, now, settle) end
+      if tonumber(till) > now then epoch = begin_without_key(epoch, now, settle, live_key) end
       redis.call("ZREM", live_key, key)
       return epoch
     end
@@ -139,8 +164,7 @@ do
     -- Notes until when a state is there. The heartbeat forgets it later.
     local function note_live(live_key, key, epoch, now, till)
       redis.call("ZADD", live_key, string.format("%.0f", till), key)
-      -- It outlives all states, as the epoch does.
-      redis.call("PEXPIRE", live_key, ceil((max(epoch.kept_until, till) - now) / 1000) + 15000)
+      keep_live(live_key, epoch, now, till)
     end
 
     -- Notes that a state's bookings were moved. The heartbeat tells it, and forgets it later.
@@ -192,7 +216,7 @@ do
     end
 
     return {
-      begin = begin, without_state = without_state, note_live = note_live, note_moved = note_moved, knows_all = knows_all, knows_local = knows_local,
+      begin = begin, check_live = check_live, keep_live = keep_live, without_state = without_state, note_live = note_live, note_moved = note_moved, knows_all = knows_all, knows_local = knows_local,
       is_part = is_part, reset_of = reset_of, pause_of = pause_of,
     }
   end

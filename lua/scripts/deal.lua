@@ -50,7 +50,7 @@ local line_key, epoch_key, earlier_key, live_key, moved_key = unpack(KEYS, books
 local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS, 1, books + 3))
 if stored[books + 3] then Earlier.open(earlier_key, stored[books + 3], books + 6, 1) end
 
-local epoch = Epoch.open(epoch_key, stored[books + 2], now, known_epoch, run, settle, replica)
+local epoch = Epoch.open(epoch_key, stored[books + 2], now, known_epoch, run, settle, replica, live_key)
 
 -- ---- load ----
 
@@ -392,7 +392,7 @@ if not is_repeated and #wants > 0 then
   end
 
   for index, want in ipairs(wants) do
-    local _, class, _, costs, groups, _, known_groups = unpack(want)
+    local _, class, _, costs, groups = unpack(want)
     local all, counts = 0, new[index]
     for group = 1, #counts do all = all + counts[group] end
     local waits = all > 0 and min(all, Line.tickets(line, want)) or 0
@@ -401,7 +401,7 @@ if not is_repeated and #wants > 0 then
     for group = 1, #counts do
       local left = counts[group] - min(dealt, counts[group])
       dealt = dealt - counts[group] + left
-      local flow = left > 0 and group > known_groups and Line.flow_with(line, want)
+      local flow = left > 0 and group > want[7] and Line.flow_with(line, want)
       if left > 0 then waits = waits - left end
       if flow and estimates_left == 0 then
         is_cut = true

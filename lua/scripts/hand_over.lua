@@ -17,7 +17,8 @@ local now = Store.now(given_now)
 -- As many as take less than 5 ms.
 local STATES_MAX = 50
 local first = string.format("%.0f", max(from, now))
-local found = redis.call("ZRANGEBYSCORE", live_key, first, "+inf", "WITHSCORES", "LIMIT", 0, STATES_MAX)
+-- Behind them stands the set itself, for ever (Epoch.check_live).
+local found = redis.call("ZRANGEBYSCORE", live_key, first, "8999999999999999", "WITHSCORES", "LIMIT", 0, STATES_MAX)
 local epoch_text = redis.call("MGET", earlier_key)[1]
 if not epoch_text then return cmsgpack.pack({ 0 }) end
 Earlier.open(earlier_key, epoch_text, #KEYS + 1, 1)

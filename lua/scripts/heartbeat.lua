@@ -37,7 +37,8 @@ local now = Store.now(given_now)
 local stored = redis.call("MGET", epoch_key, earlier_key)
 if stored[2] then Earlier.open(earlier_key, stored[2], #KEYS + 1, 1) end
 
-local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle, replica > 0 and replica or nil)
+local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle, replica > 0 and replica or nil, live_key)
+epoch = Epoch.check_live(epoch, live_key, now, settle)
 local SIZE, members = Epoch.SIZE, epoch.members
 
 local function place_of(id)
@@ -165,6 +166,7 @@ epoch.members = kept
 if has_changed then epoch.version = epoch.version + 1 end
 Epoch.keep(epoch_key, epoch, now, now, true)
 redis.call("ZREMRANGEBYSCORE", live_key, "-inf", string.format("%.0f", now))
+Epoch.keep_live(live_key, epoch, now, now)
 
 local resets, rows, is_known = {}, {}, true
 for index = 1, #epoch.resets, 3 do resets[#resets + 1] = { epoch.resets[index], epoch.resets[index + 1] } end

@@ -1,6 +1,7 @@
 -- pause.lua: pause a limiter, or one of its partitions, by hand, or lift its pause.
 -- KEYS[1]  the epoch
 -- KEYS[2]  the state of the limiter; of a limiter with partitions: what the keys of all their states begin with, or one of them
+-- KEYS[3]  until when each state lives
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
 --   given_now    0: this server's clock
 --   known_epoch  the latest epoch that the caller knows
@@ -16,13 +17,13 @@
 -- Atomic:  a single server, or keys of one hash tag
 -- A state follows its pause in the next call for it.
 
-local epoch_key, state_key = KEYS[1], KEYS[2]
+local epoch_key, state_key, live_key = unpack(KEYS)
 local given_now, known_epoch, run, settle, lasting, ago, longest, channel, replica = cmsgpack.unpack(ARGV[1])
 local now = Store.now(given_now)
 
 local PAUSES_MAX = 64
 
-local epoch = Epoch.open(epoch_key, redis.call("MGET", epoch_key)[1], now, known_epoch, run, settle)
+local epoch = Epoch.open(epoch_key, redis.call("MGET", epoch_key)[1], now, known_epoch, run, settle, nil, live_key)
 local known, before = epoch.pauses, 0
 for index = 1, #known, 5 do before = max(before, known[index + 1]) end
 local at, till = max(now, before + 1), lasting > 0 and now + lasting or 0

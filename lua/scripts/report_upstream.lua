@@ -31,7 +31,7 @@ local given_now, known_epoch, run, settle, lease, replica, rules, channel, asked
 local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key, earlier_key)
 if stored[3] then Earlier.open(earlier_key, stored[3], 6, 2) end
 
-local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle, replica)
+local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle, replica, live_key)
 if settle > 0 and not stored[2] then epoch = Epoch.without_state(epoch, live_key, state_key, now, settle) end
 local state = State.load(state_key, stored[2], now)
 Open.state(state, state_key, epoch, now, rules, lease, replica)

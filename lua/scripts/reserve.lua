@@ -48,7 +48,7 @@ local order_key, epoch_key, earlier_key, live_key, moved_key = unpack(KEYS, limi
 local now, stored = Store.now(given_now), redis.call("MGET", unpack(KEYS, 1, limiters + 3))
 if stored[limiters + 3] then Earlier.open(earlier_key, stored[limiters + 3], limiters + 6, 1) end
 
-local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, known_epoch, run, settle, replica > 0 and replica or nil)
+local epoch = Epoch.open(epoch_key, stored[limiters + 2], now, known_epoch, run, settle, replica > 0 and replica or nil, live_key)
 
 -- ---- load ----
 

@@ -1,6 +1,7 @@
 -- reset.lua: forget what was used of a limiter, or of one of its partitions, until now.
 -- KEYS[1]  the epoch
 -- KEYS[2]  the state of the limiter; of a limiter with partitions: what the keys of all their states begin with, or one of them
+-- KEYS[3]  until when each state lives
 -- ARGV[1]  MessagePack values, one after the other; all times in microseconds
 --   given_now    0: this server's clock
 --   known_epoch  the latest epoch that the caller knows
@@ -11,13 +12,13 @@
 -- Atomic:  a single server, or keys of one hash tag
 -- A state follows its reset in the next call for it. Replicas forget their own grants when they hear of it.
 
-local epoch_key, state_key = KEYS[1], KEYS[2]
+local epoch_key, state_key, live_key = unpack(KEYS)
 local given_now, known_epoch, run, settle, span = cmsgpack.unpack(ARGV[1])
 local now = Store.now(given_now)
 
 local RESETS_MAX = 64
 
-local epoch = Epoch.open(epoch_key, redis.call("MGET", epoch_key)[1], now, known_epoch, run, settle)
+local epoch = Epoch.open(epoch_key, redis.call("MGET", epoch_key)[1], now, known_epoch, run, settle, nil, live_key)
 local resets, before = {}, 0
 local function add(key, at, kept_until)
   local size = #resets

@@ -26,7 +26,7 @@ local given_now, known_epoch, run, settle, lease, replica, number, rules, was_aw
 local now, stored = Store.now(given_now), redis.call("MGET", epoch_key, state_key, earlier_key)
 if stored[3] then Earlier.open(earlier_key, stored[3], 6, 2) end
 
-local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle, replica)
+local epoch = Epoch.open(epoch_key, stored[1], now, known_epoch, run, settle, replica, live_key)
 if not stored[2] then epoch = Epoch.without_state(epoch, live_key, state_key, now, settle) end
 if epoch.id ~= known_epoch then
   Epoch.keep(epoch_key, epoch, now, now)

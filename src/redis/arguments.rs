@@ -68,6 +68,12 @@ impl Context<'_> {
         [self.epoch.to_owned(), keys::limiter(self.prefix, limiter_ref, self.is_cluster)]
     }
 
+    /// Returns the keys of an action by hand on a limiter.
+    fn keys_by_hand(&self, limiter_ref: &LimiterRef) -> [String; 3] {
+        let [epoch, state] = self.limiter_keys(limiter_ref);
+        [epoch, state, self.live.to_owned()]
+    }
+
     /// Returns the keys of a call that writes the state of a limiter.
     fn written_keys(&self, limiter_ref: &LimiterRef) -> Vec<String> {
         self.limiter_keys(limiter_ref)
@@ -334,7 +340,7 @@ pub(super) fn reset(context: &Context<'_>, limiter_ref: &LimiterRef, seen_for: M
         settle: context.settle.0,
         span: (seen_for + RESCHEDULE_MAX).0,
     };
-    Arguments::new(context.limiter_keys(limiter_ref), &values)
+    Arguments::new(context.keys_by_hand(limiter_ref), &values)
 }
 
 #[derive(Serialize)]
@@ -364,7 +370,7 @@ pub(super) fn pause(context: &Context<'_>, limiter_ref: &LimiterRef, pause: &Pau
         channel: context.channel,
         replica,
     };
-    Arguments::new(context.limiter_keys(limiter_ref), &values)
+    Arguments::new(context.keys_by_hand(limiter_ref), &values)
 }
 
 #[derive(Serialize)]

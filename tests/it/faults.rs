@@ -133,6 +133,14 @@ async fn one_deleted_key_lets_no_window_go_over() {
     nothing_goes_over("reject", &[DELETE, DELETE, Fault::Command(&["UNLINK", "weir:v2:epoch"])]).await;
 }
 
+#[tokio::test]
+async fn two_deleted_keys_let_no_window_go_over() {
+    const LIST: Fault = Fault::Command(&["DEL", "weir:v2:live"]);
+    const DELETE: Fault = Fault::Command(&["DEL", "weir:{api}:v2:limiter:api"]);
+    const BOTH: Fault = Fault::Command(&["DEL", "weir:v2:live", "weir:{api}:v2:limiter:api"]);
+    nothing_goes_over("reject", &[BOTH, LIST, DELETE]).await;
+}
+
 async fn statuses(weir: &Weir, count: usize) -> Vec<u16> {
     weir.connect().await.statuses(&Request::get("/"), count).await
 }

@@ -483,7 +483,7 @@ impl Configuration {
             match &mut limit.algorithm {
                 Algorithm::TokenBucket { burst } => *burst = (*burst).min(limit.rate),
                 algorithm @ Algorithm::FixedWindow if limiter.is_per_replica => {
-                    *algorithm = Algorithm::SlidingWindow
+                    *algorithm = Algorithm::SlidingWindow;
                 }
                 _ => {}
             }

@@ -122,6 +122,50 @@ fn a_lost_key_is_a_lost_memory() {
     assert_eq!(epoch.memory, epoch.id);
 }
 
+/// A server that is short of memory takes keys away at any time, in any order.
+#[test]
+fn no_two_lost_keys_hide_the_loss_of_a_state() {
+    const KEYS: [&str; 4] = [STATE, "p:live", "p:moved", "p:{a}:v2:queue:a"];
+    for other in KEYS {
+        for (is_first, has_heartbeat) in [(true, false), (true, true), (false, false), (false, true)] {
+            let mut fleet = new_fleet();
+            let first = fleet.begin(0);
+            fleet.ask(SECOND, first, 4);
+            let mut lost = [other, STATE];
+            lost[..].rotate_left(usize::from(!is_first));
+            let mut found = first;
+            for (after, key) in [(SECOND + 100_000, lost[0]), (SECOND + 200_000, lost[1])] {
+                redis::cmd("DEL").arg(key).exec(&mut fleet.store.connection).unwrap();
+                if has_heartbeat {
+                    found = found.max(
+                        beat(&mut fleet, after, 1, first, Reported { memory: first, epoch: first }).epoch.id,
+                    );
+                }
+            }
+            found = found.max(fleet.ask(SECOND + 300_000, first, 1).epoch.id);
+            assert!(found > first, "{other} lost, first: {is_first}, noticed between: {has_heartbeat}");
+        }
+    }
+}
+
+#[test]
+fn the_list_of_states_is_lost_neither_by_time_nor_by_a_new_epoch() {
+    let mut fleet = new_fleet();
+    let first = fleet.begin(0);
+    let reported = Reported { memory: first, epoch: first };
+    fleet.ask(SECOND, first, 4);
+    // All states have expired, and replicas go on.
+    for after in (2 * SECOND..300 * SECOND).step_by(400_000) {
+        assert_eq!(beat(&mut fleet, after, 1, first, reported).epoch.id, first);
+    }
+    assert_eq!(fleet.ask(301 * SECOND, first, 4).epoch.id, first);
+    fleet.lose_everything();
+    let second = fleet.renew(302 * SECOND, first);
+    let reported = Reported { memory: second, epoch: second };
+    assert_eq!(beat(&mut fleet, 302 * SECOND + 100_000, 1, second, reported).epoch.id, second);
+    assert_eq!(fleet.ask(303 * SECOND, second, 1).epoch.id, second);
+}
+
 #[test]
 fn a_run_that_the_caller_cannot_know_is_found_out() {
     let mut fleet = new_fleet();

@@ -386,13 +386,13 @@ impl Fleet<'_> {
         let arguments = Packed::default().int(0).int(0).text(self.run()).int(500_000).int(lasting);
         let ago = if self.rng.bool() { 0 } else { self.rng.u64(..3_000_000) };
         let arguments = arguments.int(ago).int(3_600_000_000).text(self.channel()).int(self.replica);
-        let keys = [EPOCH.to_owned(), self.some_state()];
+        let keys = [EPOCH.to_owned(), self.some_state(), LIVE.to_owned()];
         self.call("pause", &keys, arguments);
     }
 
     fn reset(&mut self) {
         let arguments = Packed::default().int(0).int(0).text(self.run()).int(500_000).int(107_000_000);
-        let keys = [EPOCH.to_owned(), self.some_state()];
+        let keys = [EPOCH.to_owned(), self.some_state(), LIVE.to_owned()];
         self.call("reset", &keys, arguments);
     }
 

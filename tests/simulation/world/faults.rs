@@ -14,6 +14,8 @@ const SECOND: u64 = 1_000_000;
 /// How often it is seen whether an eviction was noticed, and how long nobody may notice it.
 const NOTICED: u64 = 10 * MILLI;
 const UNNOTICED_MAX: u64 = 30 * SECOND;
+/// The list of all states.
+const LIVE: &[u8] = b"weir:v2:live";
 
 /// The faults that go on.
 #[derive(Default)]
@@ -207,7 +209,8 @@ impl World {
         }
     }
 
-    /// Takes a key of a state away. Nobody notices before the next call that needs it.
+    /// Takes a key of a state away, in half of the cases together with the list of all states. Nobody notices before the next call that needs
+    /// it.
     fn evict(&mut self, fault: usize) {
         let shown = self.hosts[self.primary].shown(self.now);
         let mut keys = self.hosts[self.primary].server.keys(shown);
@@ -215,6 +218,9 @@ impl World {
         if !keys.is_empty() {
             let key = keys.swap_remove(self.network_draws.usize(..keys.len()));
             self.hosts[self.primary].server.remove(&key);
+            if self.network_draws.bool() {
+                self.hosts[self.primary].server.remove(LIVE);
+            }
             self.begun.evicted.insert(fault, (key, self.now + UNNOTICED_MAX));
         }
     }

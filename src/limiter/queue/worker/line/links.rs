@@ -22,7 +22,7 @@ impl LineCore {
             Link::Up { epoch } | Link::Held { epoch, .. } | Link::Settling { epoch, .. } => {
                 let of_outage = self.lose(|slot| !matches!(slot.source, Source::Store(_)), now);
                 for (key, slot) in of_outage {
-                    self.give_back(slot, key, out);
+                    self.give_back(slot, &key, out);
                 }
                 if epoch != self.owed.epoch || matches!(before, Link::Away { .. }) {
                     self.begin_anew(epoch, now);
@@ -32,7 +32,7 @@ impl LineCore {
                 self.calls.told_locally = Told::default();
                 // Those of the store are used by nobody: they may be given back when it is there again.
                 for (key, slot) in self.lose(|slot| slot.source != Source::Local(outage), now) {
-                    self.give_back(slot, key, out);
+                    self.give_back(slot, &key, out);
                 }
                 self.tell_all_by(now);
                 if let Some(sent) = &mut self.calls.under_way {
@@ -68,7 +68,7 @@ impl LineCore {
             return;
         }
         for (key, slot) in self.lose(|slot| matches!(slot.source, Source::Local(_)) && slot.due > now, now) {
-            self.give_back(slot, key, out);
+            self.give_back(slot, &key, out);
         }
     }
 
@@ -183,7 +183,7 @@ impl LineCore {
         if before.iter().map(|one| &one.rules).ne(self.limits.refs.iter().map(|one| &one.rules)) {
             // This replica's own memory moves bookings with the change, and does not tell. So their slots go back.
             for (key, slot) in self.lose(|slot| matches!(slot.source, Source::Local(_)), now) {
-                self.give_back(slot, key, out);
+                self.give_back(slot, &key, out);
             }
         }
         self.calls.is_outdated = true;
@@ -192,8 +192,8 @@ impl LineCore {
     }
 
     /// Gives a slot of a flow queue back.
-    pub(super) fn give_back(&mut self, slot: Slot, key: FlowQueueKey, out: &mut Vec<Action>) {
-        self.give_back_unused(self.unused(&key, slot.at), slot.source, out);
+    pub(super) fn give_back(&mut self, slot: Slot, key: &FlowQueueKey, out: &mut Vec<Action>) {
+        self.give_back_unused(self.unused(key, slot.at), slot.source, out);
     }
 
     /// Returns a slot of a flow queue as it is given back.

@@ -33,10 +33,10 @@ impl LineCore {
                         flow_queue.queue.hold(slot);
                         flow_queue.tell_by(now);
                     }
-                    _ => self.give_back(slot, key, out),
+                    _ => self.give_back(slot, &key, out),
                 }
             }
-            Back::Refund(flow) => self.give_back(slot, FlowQueueKey { flow, costs }, out),
+            Back::Refund(flow) => self.give_back(slot, &FlowQueueKey { flow, costs }, out),
             Back::Exchanged(request, holder, why) => {
                 self.rejoin(slot, costs, (request, holder, why), now, out);
             }
@@ -55,18 +55,17 @@ impl LineCore {
     ) {
         let key = FlowQueueKey { flow: holder.flow, costs };
         if self.stay.is_closing() {
-            let (costs, closed) = (key.costs.clone(), self.limits.closed());
             if why != Unusable::SetAside {
-                self.give_back(slot, key, out);
+                self.give_back(slot, &key, out);
             }
-            return out.push(Action::Refuse(Asker::Request(request), costs, closed));
+            return out.push(Action::Refuse(Asker::Request(request), key.costs, self.limits.closed()));
         }
         let told_until = holder.arrived;
         let waiter =
             waiter_again(&slot, (request, holder, why), |asked, deadline| self.ends(asked, deadline), now);
         let is_kept = why == Unusable::Unheard && is_current(slot.source, self.link, self.owed.epoch);
         if !is_kept && why != Unusable::SetAside {
-            self.give_back(slot, key.clone(), out);
+            self.give_back(slot, &key, out);
         }
         let flow_queue = self.flow_queues.entry(key).or_insert_with(FlowQueue::new);
         flow_queue.told_until = flow_queue.told_until.max(told_until);
@@ -124,7 +123,7 @@ impl LineCore {
             first.holder.late += u8::from(late.insert(key.clone()));
             flow_queue.tell_by(now);
             out.push(Action::CountLate(slot.lateness(&clock, now)));
-            self.give_back(slot, key.clone(), out);
+            self.give_back(slot, key, out);
             return false;
         }
         let Some(Waiter { request, holder, .. }) = flow_queue.queue.take_first() else { return false };
@@ -142,7 +141,7 @@ impl LineCore {
             if let Some(flow_queue) = self.flow_queues.get_mut(&key) {
                 flow_queue.tell_by(now);
             }
-            self.give_back(slot, key, out);
+            self.give_back(slot, &key, out);
         }
     }
 
