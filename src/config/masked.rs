@@ -1,8 +1,9 @@
 //! The configuration as written, as JSON, with every secret masked, for the admin API.
 //!
 //! Values from the environment or a file are masked whole, since any may be a secret; so are tokens, passwords and the
-//! values of `set_headers` and `match.headers`. In URLs, the password is masked, or the user if there is no password. The places of what is masked in a
-//! file are found by the same rule. The values of a key that is a credential are masked where `overrides` names them.
+//! values of `set_headers` and `match.headers`. In URLs, the password is masked, or the user if there is no password. The values of a key that is a
+//! credential are masked where `overrides` names them. In the lines of a file that is not valid the same is hidden, and what may be a password in a
+//! URL that is none.
 
 use serde_json::{Map, Value as Json};
 use sha2::{Digest, Sha256};
@@ -191,9 +192,7 @@ fn is_by_reference(text: &str) -> bool {
 fn find_secrets(node: &Node, key: &str, secret: bool, found: &mut Vec<Mark>) {
     match &node.value {
         Value::Scalar(scalar) if is_by_reference(&scalar.text) => {}
-        Value::Scalar(scalar) if secret || without_password(&scalar.text) != scalar.text => {
-            found.push(node.mark);
-        }
+        Value::Scalar(scalar) if secret || may_hold_password(&scalar.text) => found.push(node.mark),
         Value::Scalar(_) => {}
         Value::List(items) => items.iter().for_each(|item| find_secrets(item, key, secret, found)),
         Value::Mapping(entries) => {
@@ -202,6 +201,12 @@ fn find_secrets(node: &Node, key: &str, secret: bool, found: &mut Vec<Mark>) {
             });
         }
     }
+}
+
+/// Returns whether a text may be a URL with a user or a password, or is meant to be one. A password that is not percent-encoded ends the
+/// authority of a URL early, and a URL without its scheme has none: so any `@` counts that follows a colon.
+fn may_hold_password(text: &str) -> bool {
+    text.split_once(':').is_some_and(|(_, rest)| rest.contains('@'))
 }
 
 fn show_scalar(scalar: &Scalar, secret: bool) -> Json {

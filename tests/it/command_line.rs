@@ -372,6 +372,27 @@ async fn a_problem_is_shown_in_its_line_without_secrets() {
         checked.stderr
     );
     assert!(!checked.stderr.contains("s3cret"), "{}", checked.stderr);
+    // Passwords that are not percent-encoded, where the URL has no authority of which they are a part.
+    for url in [
+        "redis://weir:s3cret/x@redis:6379/0",
+        "redis://weir:s3cret#x@redis:6379/0",
+        "redis://weir:s3cret?x@redis:6379/0",
+        "weir:s3cret@redis:6379",
+    ] {
+        for key in [
+            format!("store: {{redis: {{url: '{url}'}}}}"),
+            format!("store: {{redis: {{cluster: ['{url}']}}}}"),
+            format!("store: {{redis: {{sentinel: {{master: m, nodes: ['{url}']}}}}}}"),
+            format!("routes: [{{upstream: '{url}'}}]"),
+            format!("routes: [{{upstream: {{url: 'https://a', proxy: '{url}'}}}}]"),
+        ] {
+            std::fs::write(&file, &key).expect("a file");
+            let checked = run(&["check", path]).await;
+            checked.assert_code(1);
+            assert!(checked.stderr.contains("***"), "{key}: {}", checked.stderr);
+            assert!(!checked.stderr.contains("s3cret"), "{key}: {}", checked.stderr);
+        }
+    }
 }
 
 #[tokio::test]
