@@ -3,10 +3,11 @@
 //! Works on the parsed tree, so no replacement can change the structure of the file, and never on keys. Replacements
 //! are not searched again. `$${` is a literal `${`. Messages contain no value of a variable or file.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::env::VarError;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use super::problem::{Report, index_path, key_path, quoted};
@@ -25,9 +26,21 @@ const REASON_MAX: usize = 200;
 pub(crate) struct Sources<'a> {
     /// Reads a variable of the environment.
     pub(crate) variable: &'a dyn Fn(&str) -> Result<String, VarError>,
+    /// Reads a file as text, or says what is wrong with it.
+    pub(crate) file: &'a dyn Fn(&Path) -> Result<String, String>,
     /// The directory at which relative paths begin.
     pub(crate) base: &'a Path,
 }
+
+impl<'a> Sources<'a> {
+    /// Returns sources with these variables and all files.
+    pub(crate) fn new(variable: &'a dyn Fn(&str) -> Result<String, VarError>, base: &'a Path) -> Sources<'a> {
+        Sources { variable, file: &read, base }
+    }
+}
+
+/// The files that have been read. Each is read once, because a pipe cannot be read again.
+type Files = HashMap<PathBuf, Result<String, String>>;
 
 /// A piece of a scalar.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,13 +63,13 @@ pub(crate) enum Absent<'a> {
 
 /// Replaces every reference in the tree. Returns the ids of nodes with an unusable reference, each reported.
 pub(crate) fn interpolate(root: &mut Node, sources: Sources<'_>, report: &mut Report) -> HashSet<u32> {
-    let mut failed = HashSet::new();
+    let (mut failed, mut files) = (HashSet::new(), Files::new());
     walk(root, "", &mut |node, path| {
         let Value::Scalar(scalar) = &mut node.value else { return };
         if !scalar.text.contains("${") {
             return;
         }
-        match resolve(scalar, sources) {
+        match resolve(scalar, sources, &mut files) {
             Ok(replaced) => *scalar = replaced,
             // The copies of an alias share an id and are reported once.
             Err(message) if failed.insert(node.id) => report.add(node.mark, path, message),
@@ -124,7 +137,7 @@ fn reference_of(reference: &str) -> Result<Segment<'_>, String> {
 }
 
 /// Replaces the references in a scalar.
-fn resolve(scalar: &Scalar, sources: Sources<'_>) -> Result<Scalar, String> {
+fn resolve(scalar: &Scalar, sources: Sources<'_>, files: &mut Files) -> Result<Scalar, String> {
     let mut resolved = Scalar { text: String::new(), origin: scalar.origin };
     for segment in segments(&scalar.text)? {
         match segment {
@@ -135,7 +148,9 @@ fn resolve(scalar: &Scalar, sources: Sources<'_>) -> Result<Scalar, String> {
             }
             Segment::File(path) => {
                 resolved.origin = Origin::Interpolated;
-                resolved.text.push_str(&file(&sources.base.join(path))?);
+                let path = sources.base.join(path);
+                let text = files.entry(path).or_insert_with_key(|path| (sources.file)(path));
+                resolved.text.push_str(text.as_ref().map_err(Clone::clone)?);
             }
         }
         if resolved.text.len() > VALUE_MAX {
@@ -170,12 +185,25 @@ fn reason(why: &str) -> String {
     if why.is_empty() { "it is needed".to_owned() } else { why }
 }
 
-fn file(path: &Path) -> Result<String, String> {
+/// Reads a file as text, without its last newline.
+///
+/// # Errors
+/// What is wrong with it. A pipe that has been read before has nothing left, and must not pass for an empty value.
+pub(crate) fn read(path: &Path) -> Result<String, String> {
     let shown = quoted(&path.to_string_lossy());
     let mut text = String::new();
-    File::open(path)
-        .and_then(|file| file.take(FILE_MAX + 1).read_to_string(&mut text))
-        .map_err(|error| format!("cannot read the file {shown}: {error}"))?;
+    let mut read = || -> io::Result<bool> {
+        let mut file = File::open(path)?;
+        let is_pipe = file.metadata()?.file_type().is_fifo();
+        file.by_ref().take(FILE_MAX + 1).read_to_string(&mut text)?;
+        Ok(is_pipe)
+    };
+    let is_pipe = read().map_err(|error| format!("cannot read the file {shown}: {error}"))?;
+    if is_pipe && text.is_empty() {
+        return Err(format!(
+            "the pipe {shown} is empty: nothing was written to it, or it has been read before, as by the start; a reload needs a file"
+        ));
+    }
     if text.len() as u64 > FILE_MAX {
         return Err(format!("the file {shown} is larger than {FILE_MAX} bytes"));
     }
@@ -220,7 +248,7 @@ mod tests {
     fn apply(text: &str, base: &Path) -> (Node, Vec<String>) {
         let mut report = Report::new(Path::new("f"));
         let mut root = yaml::parse(text, &mut report).unwrap();
-        interpolate(&mut root, Sources { variable: &environment, base }, &mut report);
+        interpolate(&mut root, Sources::new(&environment, base), &mut report);
         (root, report.into_problems().iter().map(ToString::to_string).collect())
     }
 
@@ -274,6 +302,27 @@ mod tests {
             assert_eq!(problems, [""; 0]);
             assert_eq!(root.get("a").unwrap().text(), Some(expected));
         }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_pipe_is_read_once_and_an_empty_one_is_a_problem() {
+        use std::io::Write;
+        use std::os::fd::AsRawFd;
+
+        let (reader, mut writer) = io::pipe().unwrap();
+        writer.write_all(b"s3cret\n").unwrap();
+        drop(writer);
+        let path = format!("/dev/fd/{}", reader.as_raw_fd());
+        let text = format!("a: &a \"${{file:{path}}}\"\nb: *a\nc: \"Bearer ${{file:{path}}}\"\n");
+        let (root, problems) = apply(&text, Path::new("/"));
+        assert_eq!(problems, [""; 0]);
+        let texts = ["a", "b", "c"].map(|key| root.get(key).and_then(Node::text).unwrap_or_default());
+        assert_eq!(texts, ["s3cret", "s3cret", "Bearer s3cret"]);
+        let (_, problems) = apply(&text, Path::new("/"));
+        let expected = format!("a: the pipe {path:?} is empty");
+        assert!(problems.len() == 2 && problems[0].contains(&expected), "{problems:?}");
+        assert!(apply("a: ${file:/dev/null}\n", Path::new("/")).1.is_empty(), "no pipe");
     }
 
     #[test]

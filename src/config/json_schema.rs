@@ -247,7 +247,7 @@ routes:
     fn problems_of_shape(text: &str) -> Vec<String> {
         let mut report = Report::new(Path::new("f"));
         let mut root = yaml::parse(text, &mut report).unwrap();
-        let sources = interpolate::Sources { variable: &credentials, base: Path::new("") };
+        let sources = interpolate::Sources::new(&credentials, Path::new(""));
         assert!(interpolate::interpolate(&mut root, sources, &mut report).is_empty());
         decode(&root, &mut HashSet::new(), &mut report);
         report.into_problems().iter().map(ToString::to_string).collect()

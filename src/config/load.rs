@@ -144,7 +144,7 @@ pub fn load_with(
     path: &Path,
     variable: &dyn Fn(&str) -> Result<String, VarError>,
 ) -> Result<Loaded, LoadError> {
-    load_bytes(path, File::open(path), Sources { variable, base: base_of(path) })
+    load_bytes(path, File::open(path), Sources::new(variable, base_of(path)))
 }
 
 /// Reads and checks a configuration from a source without a path, such as standard input. `name` stands for it in problems; relative
@@ -153,7 +153,7 @@ pub fn load_with(
 /// # Errors
 /// Every problem at once, each with its place.
 pub fn load_from(name: &str, source: impl Read) -> Result<Loaded, LoadError> {
-    let sources = Sources { variable: &|name| std::env::var(name), base: Path::new("") };
+    let sources = Sources::new(&|name| std::env::var(name), Path::new(""));
     load_bytes(Path::new(name), Ok(source), sources)
 }
 
@@ -180,7 +180,7 @@ pub fn parse_with(
     text: &str,
     variable: &dyn Fn(&str) -> Result<String, VarError>,
 ) -> Result<Loaded, LoadError> {
-    load_bytes(path, Ok(text.as_bytes()), Sources { variable, base: base_of(path) })
+    load_bytes(path, Ok(text.as_bytes()), Sources::new(variable, base_of(path)))
 }
 
 fn finish(loaded: Option<Loaded>, report: Report) -> Result<Loaded, LoadError> {

@@ -230,7 +230,7 @@ impl Snapshot {
         {
             let base = base_of(path);
             files.extend(interpolate::files(&tree, base));
-            let sources = Sources { variable: &|name| env::var(name), base };
+            let sources = Sources { variable: &|name| env::var(name), file: &value, base };
             interpolate::interpolate(&mut tree, sources, &mut Report::new(path));
             files.extend(named_files(&tree).map(|file| base.join(file.name)));
         }
@@ -249,10 +249,19 @@ fn add(hasher: &mut Sha256, bytes: Option<&[u8]>) {
     hasher.update(bytes.unwrap_or_default());
 }
 
-/// Reads a file, up to the size of the largest; `None` if it does not exist or cannot be read. A pipe is left to who loads it: it can be read
-/// once.
+/// Returns whether a watch may read a path. A pipe is left to who loads it: it can be read once, and opening it may wait for a writer.
+fn is_readable(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.is_file())
+}
+
+/// Reads a file of which a value is a part, as who loads it does.
+fn value(path: &Path) -> Result<String, String> {
+    if is_readable(path) { interpolate::read(path) } else { Err("no file that a watch reads".to_owned()) }
+}
+
+/// Reads a file, up to the size of the largest; `None` if it does not exist or cannot be read.
 fn read(path: &Path) -> Option<Vec<u8>> {
-    if !fs::metadata(path).ok()?.is_file() {
+    if !is_readable(path) {
         return None;
     }
     let mut bytes = Vec::new();

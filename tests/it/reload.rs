@@ -4,8 +4,10 @@ mod refused;
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -316,4 +318,34 @@ async fn a_rotated_secret_is_followed() {
     for place in [weir.log(), weir.ask("/api/config").await.text()] {
         assert!(!place.contains("two") && !place.contains("\"one\""), "the secret shows: {place}");
     }
+}
+
+/// Makes a pipe with a name.
+fn make_pipe(path: &Path) {
+    let mode = Mode::RUSR | Mode::WUSR;
+    mknodat(CWD, path, FileType::Fifo, mode, 0).expect("a pipe");
+}
+
+/// A secret of a pipe can be read once: by the start, and not by the watch that begins before it.
+#[tokio::test]
+async fn a_secret_from_a_pipe_is_used_and_a_reload_does_not_lose_it() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let directory = tempfile::tempdir().unwrap();
+    let (pipe, file) = (directory.path().join("key"), directory.path().join("weir.yaml"));
+    make_pipe(&pipe);
+    write_whole(&file, &marked(&format!("\"${{file:{}}}\"", pipe.display()), &upstream));
+    // Opening the pipe waits for its reader.
+    let write = |content: &'static str| {
+        let pipe = pipe.clone();
+        std::thread::spawn(move || fs::write(pipe, content))
+    };
+    write("s3cret\n");
+    let weir = Weir::start_at(&file).await;
+    assert_eq!(mark_now(&weir, &upstream).await, "s3cret");
+    write("");
+    let answer = weir.tell("/api/reload").await;
+    assert_eq!(answer.status, 422, "{}", answer.text());
+    assert!(answer.text().contains("is empty"), "{}", answer.text());
+    assert_eq!(mark_now(&weir, &upstream).await, "s3cret");
 }

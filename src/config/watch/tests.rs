@@ -213,6 +213,24 @@ async fn a_pipe_is_left_to_who_loads_it() {
 }
 
 #[tokio::test]
+#[cfg(target_os = "linux")]
+async fn a_pipe_that_a_value_names_is_left_to_who_loads_it() {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
+    let (_directory, path) = directory();
+    let (reader, mut writer) = io::pipe().unwrap();
+    writer.write_all(b"s3cret\n").unwrap();
+    drop(writer);
+    let pipe = format!("/dev/fd/{}", reader.as_raw_fd());
+    fs::write(&path, format!("a: \"${{file:{pipe}}}\"\n")).unwrap();
+    let _watch = Watch::new(&path);
+    let mut text = String::new();
+    File::open(&pipe).unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(text, "s3cret\n");
+}
+
+#[tokio::test]
 async fn cancelling_loses_no_change() {
     let (_directory, path) = directory();
     let mut watch = Watch::new(&path);
