@@ -412,6 +412,18 @@ routes:
         "2:36: routes[0].upstream: the URL must begin with http:// or https://",
     ),
     (
+        "routes:\n  - {name: a, match: {}, upstream: 'https://.api.example.com'}\n",
+        "2:36: routes[0].upstream: no certificate can have the host of the URL as its name",
+    ),
+    (
+        "routes:\n  - {name: a, match: {}, upstream: {url: 'https://-a.example'}}\n",
+        "2:42: routes[0].upstream.url: no certificate can have the host of the URL as its name",
+    ),
+    (
+        "routes:\n  - {name: a, match: {}, upstream: {url: 'https://a', ca: junk}}\n",
+        "2:59: routes[0].upstream.ca: the file ",
+    ),
+    (
         "routes:\n  - {name: a, match: {}, upstream: 'http://u:p@a'}\n",
         "2:36: routes[0].upstream: the URL must not hold a user or password",
     ),
@@ -719,6 +731,10 @@ const BROKEN_LIMITERS: &[(&str, &str)] = &[
         "1:22: server.tls.cert: the file \n1:32: server.tls.key: the file \n1:48: server.tls.client_ca: the file ",
     ),
     (
+        "server: {tls: {cert: pem, key: key, client_ca: junk}}\nROUTES",
+        "1:48: server.tls.client_ca: the file ",
+    ),
+    (
         "server: {tls: {cert: pem, key: other}}\nROUTES",
         "1:32: server.tls.key: is not the key of the certificate in `cert`",
     ),
@@ -824,7 +840,9 @@ fn pem(place: Place) -> Place {
     let certificate = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let other = rcgen::KeyPair::generate().unwrap().serialize_pem();
     let key = certificate.signing_key.serialize_pem();
-    place.file("pem", certificate.cert.pem()).file("key", key).file("other", other)
+    // A certificate in PEM form that is none: `AAAA` is valid base64.
+    let junk = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    place.file("pem", certificate.cert.pem()).file("key", key).file("other", other).file("junk", junk)
 }
 
 #[test]
@@ -843,6 +861,33 @@ fn a_route_answers_as_the_server_does_unless_it_says_otherwise() {
     assert!(!config.routes[0].rewrite_links);
     let config = Place::new().config(&example("server: {errors: google}\nROUTES    errors: aws\n"));
     assert_eq!(config.routes[0].errors, Errors::Aws);
+}
+
+#[test]
+fn an_upstream_over_tls_has_a_host_that_a_certificate_can_name() {
+    let place = Place::new();
+    let label = "a".repeat(64);
+    for (host, can_be_named) in [
+        ("api.example.com", true),
+        ("api.example.com.", true),
+        ("api_v1.example.com", true),
+        ("xn--bcher-kva.example", true),
+        ("127.0.0.1", true),
+        ("[::1]", true),
+        (".api.example.com", false),
+        ("a..example", false),
+        ("-a.example", false),
+        (label.as_str(), false),
+    ] {
+        for (scheme, is_sound) in [("https", can_be_named), ("http", true)] {
+            let route = format!("routes: [{{name: a, match: {{}}, upstream: '{scheme}://{host}'}}]\n");
+            let problems = place.problems(&route);
+            assert_eq!(problems.is_empty(), is_sound, "{scheme} {host}: {problems:?}");
+        }
+        let store = format!("store: {{redis: {{url: 'rediss://{host}'}}}}\nROUTES");
+        let problems = place.problems(example(&store));
+        assert_eq!(problems.is_empty(), can_be_named, "{host}: {problems:?}");
+    }
 }
 
 #[test]
@@ -925,6 +970,7 @@ fn certificates_are_read() {
     let redis = |tls: &str| format!("store: {{redis: {{url: 'rediss://a', tls: {{{tls}}}}}}}\nROUTES");
     assert_problems(&place, [(redis("ca: none").as_str(), "1:46: store.redis.tls.ca: the file ")]);
     assert_problems(&place, [(redis("ca: empty").as_str(), "1:46: store.redis.tls.ca: the file ")]);
+    assert_problems(&place, [(redis("ca: junk").as_str(), "1:46: store.redis.tls.ca: the file ")]);
     assert_problems(
         &place,
         [(redis("cert: pem, key: pem").as_str(), "1:58: store.redis.tls.key: the file ")],

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use rustls::RootCertStore;
 use rustls::crypto::ring;
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject;
@@ -14,19 +15,28 @@ use super::place::{At, Given};
 
 /// The largest PEM file.
 const PEM_BYTES_MAX: u64 = 1024 * 1024;
+const NO_CERTIFICATE: &str = "holds no certificate in PEM form";
 
 impl Check<'_> {
     /// Checks that a file holds certificates.
     pub(super) fn certificates(&mut self, given: &Given<'_, String>) -> Option<PathBuf> {
-        self.pem(given, "certificate", |bytes| {
-            let mut count = 0;
-            CertificateDer::pem_slice_iter(bytes).all(|item| item.map(|_| count += 1).is_ok()) && count > 0
+        self.pem(given, |bytes| if chain(bytes).is_some() { Ok(()) } else { Err(NO_CERTIFICATE.to_owned()) })
+    }
+
+    /// Checks that a file holds certificates of authorities. These are read at the start, other than those that go to a peer.
+    pub(super) fn authorities(&mut self, given: &Given<'_, String>) -> Option<PathBuf> {
+        self.pem(given, |bytes| {
+            let mut roots = RootCertStore::empty();
+            let chain = chain(bytes).ok_or(NO_CERTIFICATE)?;
+            let added = chain.into_iter().try_for_each(|certificate| roots.add(certificate));
+            added.map_err(|error| format!("holds a certificate that cannot be used: {error}"))
         })
     }
 
     /// Checks that a file holds a private key.
     pub(super) fn private_key(&mut self, given: &Given<'_, String>) -> Option<PathBuf> {
-        self.pem(given, "private key", |bytes| PrivateKeyDer::from_pem_slice(bytes).is_ok())
+        let fault = || "holds no private key in PEM form".to_owned();
+        self.pem(given, |bytes| PrivateKeyDer::from_pem_slice(bytes).map(drop).map_err(|_| fault()))
     }
 
     /// Checks an optional certificate chain and its private key: both are given, or neither.
@@ -67,18 +77,25 @@ impl Check<'_> {
         false
     }
 
-    fn pem(&mut self, given: &Given<'_, String>, what: &str, holds: fn(&[u8]) -> bool) -> Option<PathBuf> {
+    /// Checks a file by its content, of which `judge` returns the fault.
+    fn pem(
+        &mut self,
+        given: &Given<'_, String>,
+        judge: impl Fn(&[u8]) -> Result<(), String>,
+    ) -> Option<PathBuf> {
         let path = self.base.join(given.value);
         let fault = match fs::metadata(&path) {
             Ok(metadata) if metadata.len() > PEM_BYTES_MAX => {
                 format!("is larger than {PEM_BYTES_MAX} bytes")
             }
             Ok(_) => match fs::read(&path) {
-                Ok(bytes) if holds(&bytes) => {
-                    self.content.pem.insert(path.clone(), Sha256::digest(bytes).into());
-                    return Some(path);
-                }
-                Ok(_) => format!("holds no {what} in PEM form"),
+                Ok(bytes) => match judge(&bytes) {
+                    Ok(()) => {
+                        self.content.pem.insert(path.clone(), Sha256::digest(bytes).into());
+                        return Some(path);
+                    }
+                    Err(fault) => fault,
+                },
                 Err(error) => format!("cannot be read: {error}"),
             },
             Err(error) => format!("cannot be read: {error}"),
@@ -94,4 +111,10 @@ impl Check<'_> {
         }
         None
     }
+}
+
+/// Returns the certificates of a PEM file; `None` if there are none, or one of them is not whole.
+fn chain(bytes: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(bytes).collect::<Result<_, _>>().ok()?;
+    Some(chain).filter(|chain| !chain.is_empty())
 }

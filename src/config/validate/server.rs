@@ -97,7 +97,7 @@ fn tls(check: &mut Check<'_>, tls: &Given<'_, schema::ServerTls>) -> Option<Serv
     let at_key = key!(tls.key);
     let cert = check.certificates(&key!(tls.cert));
     let key = check.private_key(&at_key);
-    let client_ca = key!(tls.client_ca).checked(|path| check.certificates(&path));
+    let client_ca = key!(tls.client_ca).checked(|path| check.authorities(&path));
     let (client_ca, cert, key) = (client_ca?, cert?, key?);
     check.belong_together(&cert, &key, &at_key.at).then_some(ServerTls { cert, key, client_ca })
 }

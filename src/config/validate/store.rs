@@ -8,6 +8,7 @@ use url::Url;
 
 use super::check::{Check, MILLISECOND, MINUTE};
 use super::place::{Given, key};
+use super::upstream::{NO_SERVER_NAME, can_be_certified};
 use crate::config::model::{
     Confirm, RedisNode, RedisSentinels, RedisServers, RedisStore, RedisTls, Secret, Store,
 };
@@ -177,6 +178,10 @@ fn server(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<Server> {
         "the URL names no host"
     } else if parsed.host_str().is_some_and(is_wildcard) {
         "0.0.0.0 and [::] cannot be connected to: name the host, such as 127.0.0.1"
+    } else if parsed.scheme() == "rediss"
+        && !parsed.host().is_some_and(|host| can_be_certified(&host.to_owned()))
+    {
+        NO_SERVER_NAME
     } else if user(&parsed).is_none() {
         "the user and the password in the URL must be UTF-8, percent-encoded where they have other characters than letters and digits"
     } else if parsed.port() == Some(0) {
@@ -198,7 +203,7 @@ fn server(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<Server> {
 }
 
 fn tls(check: &mut Check<'_>, tls: &Given<'_, schema::RedisTls>) -> Option<RedisTls> {
-    let ca = key!(tls.ca).checked(|path| check.certificates(&path));
+    let ca = key!(tls.ca).checked(|path| check.authorities(&path));
     let identity = check.identity(&key!(tls.cert), &key!(tls.key));
     Some(RedisTls { ca: ca?, identity: identity? })
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
+use rustls_pki_types::ServerName;
 use url::{Host, ParseError, Url};
 
 use super::check::{Check, DAY, HOUR, MILLISECOND};
@@ -16,6 +17,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 const TUNNEL_TIMEOUT: Duration = HOUR;
 const TUNNEL_TIMEOUT_MAX: Duration = Duration::from_secs(7 * 86_400);
+/// The fault of a URL whose host is none that [`can_be_certified`].
+pub(super) const NO_SERVER_NAME: &str = "no certificate can have the host of the URL as its name: each label has 1 to 63 letters, digits and inner hyphens";
 
 /// Checks the upstream of a route, as a URL or as a mapping.
 pub(super) fn upstream(
@@ -36,7 +39,7 @@ pub(super) fn upstream(
     let idle_timeout = check.bounded(&key!(upstream.idle_timeout), IDLE_TIMEOUT, bounds);
     let bounds = MILLISECOND..=TUNNEL_TIMEOUT_MAX;
     let tunnel_timeout = check.bounded(&key!(upstream.tunnel_timeout), TUNNEL_TIMEOUT, bounds);
-    let ca_path = ca.checked(|path| check.certificates(&path));
+    let ca_path = ca.checked(|path| check.authorities(&path));
     let identity = check.identity(&cert, &key);
     if target.as_ref().is_some_and(|target| !target.tls) {
         for file in [ca, cert, key].iter().filter(|file| file.at.is_given()) {
@@ -98,6 +101,7 @@ fn target(check: &mut Check<'_>, given: &Given<'_, String>) -> Option<Target> {
         Ok((url, _)) if url.query().is_some() || url.fragment().is_some() => {
             "the URL must have no query (`?`) and no fragment (`#`)"
         }
+        Ok((url, host)) if url.scheme() == "https" && !can_be_certified(&host) => NO_SERVER_NAME,
         Ok((url, host)) => {
             let tls = url.scheme() == "https";
             let port = url.port_or_known_default().unwrap_or(if tls { 443 } else { 80 });
@@ -213,6 +217,11 @@ fn url_fault(error: ParseError) -> &'static str {
         }
         _ => "expected a URL such as https://api.example.com",
     }
+}
+
+/// Returns whether a certificate can have a host as its name. With another one no handshake can begin.
+pub(super) fn can_be_certified(host: &Host<String>) -> bool {
+    ServerName::try_from(name(host)).is_ok()
 }
 
 /// Returns a host without the brackets of an IPv6 address.
