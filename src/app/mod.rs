@@ -229,7 +229,7 @@ impl App {
             logging.count_in(&metrics);
             let (limiters, proxy, logging) = (limiters.clone(), proxy.clone(), Some(logging));
             let parts = Arc::new(Reloadable { limiters, proxy, logging, handle, metrics });
-            tasks.spawn(Reloads { path, watch, hangup, requests, parts }.run(end.clone()));
+            tasks.spawn(Reloads::new(path, (watch, hangup, requests), parts).run(end.clone()));
         }
         let serving = tasks.spawn(proxy::serve(proxy_listener, proxy.clone(), drain.clone()));
         let ended = end.clone();

@@ -5,10 +5,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
@@ -18,6 +20,15 @@ use crate::limiter::{Limiters, PreparedLimiters};
 use crate::proxy::{PreparedProxy, Proxy, ProxyBuildError};
 use crate::telemetry::{Logging, Metrics};
 
+/// The longest time of reading the file and all that it names, which takes milliseconds: a pipe without a writer, or a mount that hangs, must
+/// hold up neither later reloads nor the end. Who asked through the admin API still waits then, and is told why.
+const LOAD_TIME_MAX: Duration = Duration::from_secs(20);
+/// The most readings that hang. Each keeps a thread until its file answers.
+const HANGING_MAX: usize = 8;
+
+/// A reading of the file, in a thread of its own.
+type Loading = JoinHandle<Result<PreparedReload, LoadError>>;
+
 /// Reloads at every change of the file, at SIGHUP and on request.
 pub(super) struct Reloads {
     pub(super) path: PathBuf,
@@ -25,9 +36,23 @@ pub(super) struct Reloads {
     pub(super) hangup: Signal,
     pub(super) requests: mpsc::Receiver<ReloadRequest>,
     pub(super) parts: Arc<Reloadable>,
+    /// The longest time of a reading.
+    pub(super) load_time_max: Duration,
+    /// The readings that were given up. Nobody can end them.
+    pub(super) hanging: Vec<Loading>,
 }
 
 impl Reloads {
+    /// Returns the reloads of a file, for three causes.
+    pub(super) fn new(
+        path: PathBuf,
+        (watch, hangup, requests): (Watch, Signal, mpsc::Receiver<ReloadRequest>),
+        parts: Arc<Reloadable>,
+    ) -> Reloads {
+        let (load_time_max, hanging) = (LOAD_TIME_MAX, Vec::new());
+        Reloads { path, watch, hangup, requests, parts, load_time_max, hanging }
+    }
+
     /// Reloads one after the other until `end`.
     pub(super) async fn run(mut self, end: CancellationToken) {
         loop {
@@ -38,7 +63,7 @@ impl Reloads {
                 // The channel closes with the admin listener, which ends with everything else.
                 Some(request) = self.requests.recv() => Some(request),
             };
-            let reload = self.reload().await;
+            let Some(reload) = end.run_until_cancelled(self.reload()).await else { return };
             if let (Some(request), Some(reload)) = (request, reload) {
                 // The client may have gone.
                 let _ = request.send(reload.outcome.clone());
@@ -46,15 +71,31 @@ impl Reloads {
         }
     }
 
-    async fn reload(&self) -> Option<Arc<Reload>> {
-        let (parts, path) = (self.parts.clone(), self.path.clone());
-        // Reading files may take its time, and must hold up no request.
-        let prepared = tokio::task::spawn_blocking(move || parts.load(&path)).await.ok()?;
-        match prepared {
+    async fn reload(&mut self) -> Option<Arc<Reload>> {
+        match self.load().await? {
             Ok(prepared) => prepared.commit(),
             Err(error) => self.parts.refuse(error),
         }
         self.parts.handle.last_reload()
+    }
+
+    /// Reads the file and prepares what it says, within the time for that. What is ready later is not used: the files may be others by then.
+    async fn load(&mut self) -> Option<Result<PreparedReload, LoadError>> {
+        self.hanging.retain(|loading| !loading.is_finished());
+        if self.hanging.len() >= HANGING_MAX {
+            let message = "earlier readings of the files still hang: a restart ends them";
+            return Some(Err(LoadError::whole(&self.path, message)));
+        }
+        let (parts, path) = (self.parts.clone(), self.path.clone());
+        // Reading files may take its time, and must hold up no request.
+        let mut loading = tokio::task::spawn_blocking(move || parts.load(&path));
+        if let Ok(loaded) = timeout(self.load_time_max, &mut loading).await {
+            return loaded.ok();
+        }
+        self.hanging.push(loading);
+        let message =
+            format!("reading it, and the files that it names, took longer than {:?}", self.load_time_max);
+        Some(Err(LoadError::whole(&self.path, message)))
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 use tempfile::TempDir;
+use tokio::time::timeout;
 
 use crate::support::measure::{fullest_window, occupancy};
 use crate::support::weir::{with_preamble, write_whole};
@@ -348,4 +349,22 @@ async fn a_secret_from_a_pipe_is_used_and_a_reload_does_not_lose_it() {
     assert_eq!(answer.status, 422, "{}", answer.text());
     assert!(answer.text().contains("is empty"), "{}", answer.text());
     assert_eq!(mark_now(&weir, &upstream).await, "s3cret");
+}
+
+/// A pipe without a writer blocks who opens it, as a mount does that hangs.
+#[tokio::test]
+async fn a_reload_that_hangs_holds_up_no_end() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let directory = tempfile::tempdir().unwrap();
+    let (secret, pipe) = (directory.path().join("key"), directory.path().join("pipe"));
+    fs::write(&secret, "one\n").unwrap();
+    let mut weir = Weir::start(&marked(&format!("\"${{file:{}}}\"", secret.display()), &upstream)).await;
+    make_pipe(&pipe);
+    fs::rename(&pipe, &secret).unwrap();
+    weir.signal(Signal::HUP);
+    assert!(timeout(SECOND, weir.tell("/api/reload")).await.is_err(), "the reload does not hang");
+    assert_eq!(mark_now(&weir, &upstream).await, "one");
+    weir.sigterm();
+    assert!(weir.wait_exit(PATIENCE).await.success());
 }

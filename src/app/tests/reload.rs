@@ -4,14 +4,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::{FileType, Mode};
 use tempfile::TempDir;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
-use crate::app::reload::Reloadable;
+use crate::admin::ReloadRequest;
+use crate::app::reload::{Reloadable, Reloads};
 use crate::clock::Clock;
 use crate::config::model::{Config, Http2, ServerTls};
-use crate::config::{self, Handle, Loaded};
+use crate::config::{self, Handle, Loaded, Outcome, Watch};
 use crate::limiter::model::limit::{LimiterName, Permits, Scope};
 use crate::limiter::store::memory::MemoryStore;
 use crate::limiter::{Demand, Entered, LimiterSet, LimiterStatus, Limiters, Partition};
@@ -243,4 +248,82 @@ async fn a_prepared_reload_is_not_in_force_before_its_commit() {
     }
     let comes = parts.limiters.find(&LimiterName::parse("comes").unwrap(), None).unwrap();
     assert_eq!(comes.inspect().await.limiter.scope, Scope::PerReplica);
+}
+
+/// Reloads of a file that is a pipe without a writer: who opens it hangs.
+struct Hanging {
+    directory: TempDir,
+    parts: Arc<Reloadable>,
+    requests: mpsc::Sender<ReloadRequest>,
+    end: CancellationToken,
+    reloads: JoinHandle<()>,
+}
+
+impl Hanging {
+    fn new(load_time_max: Duration) -> Hanging {
+        let (directory, parts, end) = (TempDir::new().unwrap(), running(), CancellationToken::new());
+        let path = directory.path().join("weir.yaml");
+        std::fs::write(&path, RUNNING).unwrap();
+        let (requests, receiver) = mpsc::channel(1);
+        let reloads = Reloads {
+            watch: Watch::new(&path),
+            path: path.clone(),
+            hangup: signal(SignalKind::hangup()).unwrap(),
+            requests: receiver,
+            parts: parts.clone(),
+            load_time_max,
+            hanging: Vec::new(),
+        };
+        std::fs::remove_file(&path).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let reloads = tokio::spawn(reloads.run(end.clone()));
+        Hanging { directory, parts, requests, end, reloads }
+    }
+
+    /// Asks for a reload.
+    async fn ask(&self) -> oneshot::Receiver<Outcome> {
+        let (request, outcome) = oneshot::channel();
+        self.requests.send(request).await.unwrap();
+        outcome
+    }
+}
+
+#[tokio::test]
+async fn a_reading_that_hangs_is_a_refused_reload_and_the_next_one_is_carried_out() {
+    let hanging = Hanging::new(SECOND / 20);
+    let asked = async || timeout(20 * SECOND, hanging.ask().await).await.unwrap().unwrap();
+    // The watch reloads, too.
+    for asked_before in 0.. {
+        let Outcome::Refused { problems } = asked().await else { panic!("a pipe") };
+        let problem = problems[0].to_string();
+        if problem.contains("earlier readings of the files still hang") {
+            break;
+        }
+        assert!(problem.contains("took longer than 50ms"), "{problem}");
+        assert!(asked_before < 8, "threads without bounds");
+    }
+    assert!(hanging.parts.metrics.render().contains("weir_config_last_reload_successful 0"));
+    // A writer sets them free, and the next one reads a file.
+    let path = hanging.directory.path().join("weir.yaml");
+    std::fs::rename(&path, hanging.directory.path().join("pipe")).unwrap();
+    std::fs::write(&path, RUNNING).unwrap();
+    std::fs::write(hanging.directory.path().join("pipe"), "").unwrap();
+    let end = Instant::now() + 20 * SECOND;
+    while !matches!(asked().await, Outcome::Applied { .. }) {
+        assert!(Instant::now() < end, "no reload is carried out");
+    }
+    hanging.end.cancel();
+    timeout(20 * SECOND, hanging.reloads).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_reading_that_hangs_does_not_hold_up_the_end() {
+    let hanging = Hanging::new(3600 * SECOND);
+    // The channel has room for one: the first request has been taken when there is room for the second.
+    let (outcome, waiting) = (hanging.ask().await, hanging.ask().await);
+    hanging.end.cancel();
+    timeout(20 * SECOND, hanging.reloads).await.unwrap().unwrap();
+    assert!(outcome.await.is_err() && waiting.await.is_err());
+    // The runtime of the test waits for its threads, of which one opens the pipe.
+    std::fs::write(hanging.directory.path().join("weir.yaml"), "").unwrap();
 }
