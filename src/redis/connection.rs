@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use deadpool::managed::PoolError;
-use futures_util::future::{BoxFuture, FutureExt, TryFutureExt, join, ready, select_ok};
+use futures_util::future::{BoxFuture, FutureExt, join, ready};
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, timeout};
 
@@ -23,6 +23,7 @@ use crate::redis::explain::{explain, word};
 use crate::redis::health::{Circuits, Health};
 use crate::redis::keys;
 use crate::redis::pool::{Connections, connect_timeout};
+use crate::redis::repetition::{Turn, Twice};
 use crate::redis::script::{Script, Scripts};
 use crate::telemetry::{StoreMetrics, StoreOp, StoreResult};
 
@@ -42,9 +43,6 @@ const UNREADABLE: &str = "UNREADABLE ";
 
 /// The first words of the errors by which scripts refuse a further action by hand.
 const FULL: [&str; 2] = ["PAUSES", "RESETS"];
-
-/// For how long after it was first made a call may be repeated: half as long as the script remembers it.
-const REPEAT_WITHIN: Duration = Duration::from_millis(500);
 
 /// For how long after its deadline a call may still be answered: a server that stood still carries out what it was sent.
 const LATE_MAX: Duration = Duration::from_secs(60);
@@ -214,7 +212,7 @@ impl PartConnection {
             Some(_) => script.command(&arguments::heartbeat(&self.context(run), &Heartbeat::default())),
             None => redis::cmd("PING"),
         };
-        let attempt = self.attempt(StoreOp::Ping, "ping", command);
+        let attempt = self.attempt(StoreOp::Ping, "ping", Turn::first(), command);
         let attempt = async { attempt.await?.confirmed() };
         self.timed(StoreOp::Ping, connect_timeout(self.shared.timeout), attempt).await.map(drop)
     }
@@ -243,7 +241,7 @@ impl PartConnection {
         if !self.part.health.is_up() {
             return Err(StoreError::Away);
         }
-        let attempt = async { self.attempt(op, owner, command).await?.confirmed() };
+        let attempt = async { self.attempt(op, owner, Turn::first(), command).await?.confirmed() };
         let result = self.timed(op, self.shared.timeout, attempt).await;
         // Nothing else may use their connections and tell that one of them alone is dead.
         let is_apart = matches!(op, StoreOp::Usage | StoreOp::Figures | StoreOp::RegisterReplica);
@@ -264,12 +262,22 @@ impl PartConnection {
         if !self.part.health.is_up() {
             return Err((StoreError::Away, None));
         }
-        let (store, again, command, caller) = (self.clone(), self.clone(), Arc::new(command), owner.clone());
-        let first = command.clone();
-        let mut attempt = async move { store.attempt(op, owner.as_str(), &*first).await }.boxed();
+        let (first, second, command) = (self.clone(), self.clone(), Arc::new(command));
+        let (turn, caller, again) = (Turn::first(), owner.clone(), command.clone());
+        let first = async move { first.attempt(op, owner.as_str(), turn, &*command).await };
+        let second = async move { second.attempt(op, RECOVERY, turn.again(), &*again).await };
+        let mut calls = Twice::new(first, second);
+        // The server answers, and the first connection loses what it says: what stands between may have forgotten it, or lets pass one
+        // direction alone.
+        let store = self.clone();
+        let replace = move || store.shared.connections.replace(&store.owner(caller.as_str()));
         let mut unconfirmed = None;
         let in_time = async {
-            let reply = (&mut attempt).await?;
+            // Another connection cannot tell what a replica has of a call that was carried out before.
+            let (reply, is_repeated) = calls.in_time(!self.needs_confirmation(op)).await?;
+            if is_repeated {
+                replace();
+            }
             if !reply.is_confirmed {
                 unconfirmed = Some(reply.value);
                 return Err(StoreError::Unconfirmed);
@@ -279,16 +287,10 @@ impl PartConnection {
         let result = self.timed(op, self.shared.timeout, in_time).await;
         result.map_err(|error| match error {
             StoreError::Timeout(_) => {
-                let first = attempt.map_ok(|reply| (reply, false)).boxed();
-                let store = self.clone();
-                let again = async move { again.attempt(op, RECOVERY, &*command).await };
-                let both = select_ok([first, again.map_ok(|reply| (reply, true)).boxed()]);
                 let late = async move {
-                    let ((reply, is_other), _) = timeout(LATE_MAX, both).await.ok()?.ok()?;
-                    if is_other {
-                        // The server answers, and the first connection loses what it says: what stands between may have forgotten it, or lets
-                        // pass one direction alone.
-                        store.shared.connections.replace(&store.owner(caller.as_str()));
+                    let (reply, is_repeated) = timeout(LATE_MAX, calls.late()).await.ok()?.ok()?;
+                    if is_repeated {
+                        replace();
                     }
                     Some(reply.value)
                 };
@@ -326,15 +328,15 @@ impl PartConnection {
         &self,
         op: StoreOp,
         caller: &str,
+        mut turn: Turn,
         command: impl Fn(&str) -> Cmd,
     ) -> Result<Reply, StoreError> {
-        let owner = self.owner(caller);
-        let (started, mut is_repeated) = (Instant::now(), false);
+        let (owner, started) = (self.owner(caller), Instant::now());
         loop {
             let (unknown, result) = if self.needs_confirmation(op) {
-                self.make_confirmed(op, &command).await?
+                self.make_confirmed(op, turn, &command).await?
             } else {
-                self.make(op, owner, &command).await?
+                self.make(op, owner, turn, &command).await?
             };
             if unknown {
                 self.shared.metrics.called(op, StoreResult::NoScript, started.elapsed());
@@ -347,12 +349,11 @@ impl PartConnection {
             };
             // A call whose connection broke may have been carried out: it is made once more under its number, by a new
             // connection, while the script is sure to remember it.
-            if is_repeated || !matches!(error, StoreError::Connection(_)) || started.elapsed() > REPEAT_WITHIN
-            {
+            if !turn.may_be_repeated() || !matches!(error, StoreError::Connection(_)) {
                 return Err(error);
             }
             self.shared.metrics.called(op, StoreResult::Connection, started.elapsed());
-            is_repeated = true;
+            turn = turn.again();
         }
     }
 
@@ -367,10 +368,14 @@ impl PartConnection {
         &self,
         op: StoreOp,
         owner: &str,
+        turn: Turn,
         command: &impl Fn(&str) -> Cmd,
     ) -> Result<Made, StoreError> {
         let got = self.shared.connections.get(&owner).await;
         let mut connection = got.map_err(|error| self.lost(&error))?;
+        if turn.is_too_late() {
+            return Err(Turn::too_late());
+        }
         let script = self.shared.script(op);
         let called = command(&connection.run);
         let (unknown, result) = self.answer(op, script.call(&mut connection.wire, &called)).await?;
@@ -379,9 +384,18 @@ impl PartConnection {
     }
 
     /// Makes a call once, over a connection of its own, and waits for a replica of the server.
-    async fn make_confirmed(&self, op: StoreOp, command: &impl Fn(&str) -> Cmd) -> Result<Made, StoreError> {
+    async fn make_confirmed(
+        &self,
+        op: StoreOp,
+        turn: Turn,
+        command: &impl Fn(&str) -> Cmd,
+    ) -> Result<Made, StoreError> {
         let got = self.shared.connections.lend().await;
         let mut lent = got.map_err(|error| self.lost(&error))?;
+        if turn.is_too_late() {
+            lent.give_back();
+            return Err(Turn::too_late());
+        }
         let (script, wait) = (self.shared.script(op), self.shared.timeout * 3 / 4);
         let connection = &mut lent.connection;
         let era = connection.era;

@@ -1,7 +1,7 @@
 //! The store that a fleet shares. The only room that knows Redis; knows nothing of HTTP, nor which algorithms there are.
 //!
 //! - [`store`]: calls as scripts, answers as values. `check` tries them all out.
-//! - `connection`: calls within their deadlines.
+//! - `connection`: calls within their deadlines. `repetition`: those that are made once more.
 //! - `script`: the Lua scripts, called by their hash. `arguments`: what each takes. `answers`: what each returns.
 //! - `keys`: the names of all keys.
 //! - `servers`: one server, behind sentinels, or a Cluster. `sentinels`: the primary that they name.
@@ -24,6 +24,7 @@ pub mod fuzz;
 mod health;
 mod keys;
 mod pool;
+mod repetition;
 mod script;
 mod sentinels;
 mod servers;

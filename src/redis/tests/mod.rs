@@ -11,11 +11,12 @@ mod heartbeats;
 mod line;
 mod line_parity;
 mod long_queues;
+mod lost_answers;
 mod lua_parity;
 mod pause_parity;
 mod scripts;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,8 @@ use crate::redis::script::Scripts;
 
 /// The tested instants: the age of the epoch makes numbers as large as they really are.
 const START: u64 = 1_800_000_000_000_000;
+/// The name of a server's socket in its directory.
+const SOCKET: &str = "redis.sock";
 const LEASE: Micros = Micros::from_millis(500);
 
 /// Calls of a fleet without epochs.
@@ -63,13 +66,13 @@ struct TestStore {
     scripts: Scripts,
     connection: redis::Connection,
     process: Child,
-    _socket: tempfile::TempDir,
+    socket: tempfile::TempDir,
 }
 
 impl TestStore {
     fn start() -> TestStore {
         let socket = tempfile::tempdir().unwrap();
-        let path = socket.path().join("redis.sock");
+        let path = socket.path().join(SOCKET);
         let process = Command::new("redis-server")
             .args(["--port", "0", "--save", "", "--unixsocket"])
             .arg(&path)
@@ -82,7 +85,12 @@ impl TestStore {
         for script in scripts.all() {
             redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
         }
-        TestStore { scripts, connection, process, _socket: socket }
+        TestStore { scripts, connection, process, socket }
+    }
+
+    /// Returns the path of the server's socket.
+    fn socket(&self) -> PathBuf {
+        self.socket.path().join(SOCKET)
     }
 
     fn flush(&mut self) {
