@@ -154,14 +154,17 @@ impl LogBuffer {
         let mut batch = Vec::new();
         let mut torn = false;
         while self.take(&mut batch) {
-            if torn {
+            let mends = torn;
+            if mends {
                 batch.insert(0, b'\n');
             }
             // A broken pipe or a full disk loses these lines; later ones may be written again.
             let written = write_all(&mut output, &batch);
             let (done, left) = batch.split_at_checked(written).unwrap_or((&batch, &[]));
             torn = done.last().map_or(torn, |last| *last != b'\n');
-            let lost = left.iter().filter(|byte| **byte == b'\n').count();
+            // What ends a torn line is no line itself.
+            let mending_lost = usize::from(mends && written == 0);
+            let lost = left.iter().filter(|byte| **byte == b'\n').count() - mending_lost;
             let dropped = self.finish(&mut batch, lost);
             if dropped > 0 {
                 tracing::warn!(lines = dropped, "log lines were dropped, because nothing took them in time");
@@ -354,6 +357,11 @@ mod tests {
         log.buffer.add(LineKind::Event, b"first\nsecond\nthird\n");
         log.buffer.flush(PATIENCE);
         assert_eq!(dropped.get(), 2);
+        for (line, lost) in [(b"third\n", 3), (b"still\n", 4)] {
+            log.buffer.add(LineKind::Event, line);
+            log.buffer.flush(PATIENCE);
+            assert_eq!(dropped.get(), lost, "what ends the torn line is no line");
+        }
         assert!(log.buffer.is_stalled());
         disk.0.lock().unwrap().1 = 1000;
         log.buffer.add(LineKind::Event, b"fourth\n");
