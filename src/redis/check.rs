@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use redis::RedisError;
+use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
+use redis::{RedisError, Value};
 use tokio::time::timeout;
 
 use crate::clock::Micros;
@@ -45,8 +46,14 @@ impl RedisStore {
         let replication = infos_of(&mut connection.wire, "replication").await.map_err(refused)?;
         let may_fail_over = self.connection.shared.connections.servers().may_fail_over();
         let (server, memory) = match &mut connection.wire {
-            // Every node has the same version, or will have.
-            Wire::Cluster(_) => (String::new(), String::new()),
+            Wire::Cluster(nodes) => {
+                // What comes before a call for a slot that moves between two nodes, and before no other call.
+                let primaries = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
+                let asked = nodes.route_command(redis::cmd("ASKING"), primaries).await;
+                asked.and_then(Value::extract_error).map_err(refused)?;
+                // Every node has the same version, or will have.
+                (String::new(), String::new())
+            }
             wire => (
                 info_of(wire, "server").await.map_err(refused)?,
                 info_of(wire, "memory").await.map_err(refused)?,

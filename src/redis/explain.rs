@@ -22,6 +22,8 @@ pub(super) fn explain(error: &RedisError) -> String {
         // Within a script, Redis before 7 and Valkey have no word of their own for it.
         _ if error_text.contains("The user executing the script can't") => LACKS_A_RIGHT,
         _ if error_text.contains("ACL failure in script") => LACKS_A_RIGHT,
+        // The client library keeps the words alone of the answer to a SELECT.
+        _ if error_text.contains("has no permissions to run") => LACKS_A_RIGHT,
         (_, "READONLY") => "this server is a replica: name its primary, or its sentinels",
         (ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::CrossSlot), _) => NOT_ONE_SERVER,
         _ if error_text.contains("cluster support disabled") => {

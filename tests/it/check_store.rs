@@ -6,6 +6,34 @@ use crate::support::{
     one_limiter,
 };
 
+/// The documented rights of a user, but those for data.
+const RIGHTS: [&str; 11] = [
+    "~weir:*",
+    "resetchannels",
+    "&weir:*",
+    "+evalsha",
+    "+eval",
+    "+script|load",
+    "+ping",
+    "+info",
+    "+publish",
+    "+subscribe",
+    "+time",
+];
+const DATA: [&str; 10] = [
+    "+get",
+    "+mget",
+    "+set",
+    "+del",
+    "+pexpire",
+    "+zadd",
+    "+zrem",
+    "+zscore",
+    "+zrangebyscore",
+    "+zremrangebyscore",
+];
+const LACKS_A_RIGHT: &str = "the user lacks a right: docs/redis.md lists those that weir needs";
+
 /// Runs `weir check --store` against a store; returns success, and the output without the summary of the file.
 async fn check(store: &str) -> (bool, String) {
     let directory = tempfile::tempdir().expect("a temporary directory");
@@ -32,46 +60,24 @@ async fn each_fault_of_a_store_is_explained_in_one_line() {
     let plain = RedisServer::start().await;
     let options = RedisOptions { password: Some("right"), ..RedisOptions::default() };
     let locked = RedisServer::start_with(options).await;
-    let right = [
-        "~weir:*",
-        "resetchannels",
-        "&weir:*",
-        "+evalsha",
-        "+eval",
-        "+script|load",
-        "+ping",
-        "+info",
-        "+publish",
-        "+subscribe",
-        "+time",
-    ];
-    let data = [
-        "+get",
-        "+mget",
-        "+set",
-        "+del",
-        "+pexpire",
-        "+zadd",
-        "+zrem",
-        "+zscore",
-        "+zrangebyscore",
-        "+zremrangebyscore",
-    ];
     let user = async |name: &str, rights: &[&str]| {
         plain.command(&[&["ACL", "SETUSER", name, "on", ">x"], rights].concat()).await;
         url(&plain, &format!("{name}:x@"))
     };
-    let (able, lame) = (user("able", &[&right[..], &data].concat()).await, user("lame", &right).await);
+    let (able, lame) = (user("able", &[&RIGHTS[..], &DATA].concat()).await, user("lame", &RIGHTS).await);
+    let selects = user("selects", &[&RIGHTS[..], &DATA, &["+select"]].concat()).await;
     let elsewhere = user("elsewhere", &["~other:*", "&*", "+@all"]).await;
 
     let (works, in_memory) = ("the store works: ", "the store is this process's memory, and always works");
     let cases = [
         (url(&plain, ""), works),
+        (able.replace("\"}}", "/3\"}}"), LACKS_A_RIGHT),
+        (selects.replace("\"}}", "/3\"}}"), works),
         (able, works),
         (url(&locked, ":right@"), works),
         (url(&locked, ":wrong@"), "check user and password in `store.redis`"),
         (url(&locked, ""), "check user and password in `store.redis`"),
-        (lame, "the user lacks a right: docs/redis.md lists those that weir needs"),
+        (lame, LACKS_A_RIGHT),
         (elsewhere, "permissions to access"),
         (format!("{{redis: {{url: \"redis://127.0.0.1:{}\"}}}}", closed_port()), "Connection refused"),
         (
@@ -127,6 +133,23 @@ async fn faults_of_sentinels_and_clusters_are_explained() {
     let node = format!("{{redis: {{url: \"redis://127.0.0.1:{}\"}}}}", cluster.owner_port("any").await);
     let (is_success, said) = check(&node).await;
     assert!(!is_success && said.contains("a node of a Redis Cluster: give `store.redis.cluster`"), "{said}");
+}
+
+/// A slot that moves is asked for behind ASKING, which no call needs before.
+#[tokio::test]
+async fn a_user_of_a_cluster_needs_the_right_to_ask_for_moving_slots() {
+    let _lane = lane::shared().await;
+    let cluster = Cluster::start().await;
+    let rights = [&RIGHTS[..], &DATA, &["+cluster|slots"]].concat();
+    for (name, more) in [("lame", None), ("able", Some("+asking"))] {
+        let rights = rights.iter().copied().chain(more);
+        let user: Vec<&str> = ["ACL", "SETUSER", name, "on", ">x"].into_iter().chain(rights).collect();
+        cluster.command_everywhere(&user).await;
+        let (is_success, said) =
+            check(&cluster.store().replace("redis://", &format!("redis://{name}:x@"))).await;
+        assert_eq!(is_success, more.is_some(), "{name}: {said}");
+        assert_eq!(said.contains(LACKS_A_RIGHT), more.is_none(), "{name}: {said}");
+    }
 }
 
 #[tokio::test]

@@ -136,6 +136,13 @@ impl Cluster {
         self.node(port).command(command).await
     }
 
+    /// Runs a command on each node.
+    pub(crate) async fn command_everywhere(&self, command: &[&str]) {
+        for node in &self.nodes {
+            node.command(command).await;
+        }
+    }
+
     /// Removes all keys.
     pub(crate) async fn flush_all(&self) {
         for node in &self.nodes {
