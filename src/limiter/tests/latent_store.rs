@@ -98,7 +98,13 @@ impl Store for LatentStore {
         if self.is_away.load(Ordering::Relaxed) {
             return ready(Err(StoreError::Away)).boxed();
         }
-        self.store.inspect(limiter_ref)
+        async move {
+            if self.delay > Duration::ZERO {
+                sleep(self.delay).await;
+            }
+            self.store.inspect(limiter_ref).await
+        }
+        .boxed()
     }
 
     fn reset<'a>(

@@ -270,3 +270,16 @@ async fn no_request_is_lost_while_workers_end() {
     .await
     .expect("a queue stays");
 }
+
+/// The state of all limiters is one page's, whose reader does not wait for as long as hundreds of calls take.
+#[tokio::test(start_paused = true)]
+async fn the_state_of_many_limiters_is_asked_for_at_once() {
+    let limiters: Vec<_> = (0..300).map(|index| limiter(&format!("l{index}"), 10, 0)).collect();
+    let fleet = fleet(&limiters, 10 * SECOND / 1000, SECOND);
+    let begin = Instant::now();
+    let statuses = fleet.limiters.inspect().await;
+    assert!(begin.elapsed() < SECOND, "{:?}", begin.elapsed());
+    let names = statuses.iter().map(|status| &status.limiter.name);
+    assert!(names.eq(limiters.iter().map(|limiter| &limiter.name)), "in the order of the configuration");
+    assert!(statuses.iter().all(|status| status.available.is_some()));
+}
