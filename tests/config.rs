@@ -288,6 +288,10 @@ routes:
         "listen: 0.0.0.0:9090\nROUTES",
         "1:1: admin.listen: 127.0.0.1:9090 and `listen` (0.0.0.0:9090) take the same port",
     ),
+    (
+        "listen: '[::]:9090'\nROUTES",
+        "1:1: admin.listen: 127.0.0.1:9090 and `listen` ([::]:9090) take the same port",
+    ),
     ("server: {header_timeout: 9d}\nROUTES", "1:26: server.header_timeout: must be from 1ms to 1h"),
     ("server: {max_connections: 0}\nROUTES", "1:27: server.max_connections: must be from 1 to 1000000"),
     ("admin: {token: a b}\nROUTES", "1:16: admin.token: must consist of visible ASCII"),
@@ -887,6 +891,31 @@ fn an_upstream_over_tls_has_a_host_that_a_certificate_can_name() {
         let store = format!("store: {{redis: {{url: 'rediss://{host}'}}}}\nROUTES");
         let problems = place.problems(example(&store));
         assert_eq!(problems.is_empty(), can_be_named, "{host}: {problems:?}");
+    }
+}
+
+#[test]
+fn listeners_that_can_both_be_bound_are_taken() {
+    let place = Place::new();
+    for (one, other, can_both) in [
+        ("0.0.0.0:80", "[::1]:80", true),
+        ("0.0.0.0:80", "0.0.0.0:80", false),
+        ("0.0.0.0:80", "127.0.0.1:80", false),
+        ("0.0.0.0:80", "[::ffff:127.0.0.1]:80", false),
+        ("[::ffff:0.0.0.0]:80", "127.0.0.1:80", false),
+        ("[::ffff:127.0.0.1]:80", "127.0.0.1:80", false),
+        ("[::]:80", "127.0.0.1:80", false),
+        ("[::]:80", "[::1]:80", false),
+        ("[::]:80", "0.0.0.0:80", false),
+        ("127.0.0.1:80", "[::1]:80", true),
+        ("0.0.0.0:80", "0.0.0.0:81", true),
+        ("0.0.0.0:0", "0.0.0.0:0", true),
+    ] {
+        for (traffic, admin) in [(one, other), (other, one)] {
+            let text = format!("listen: '{traffic}'\nadmin: {{listen: '{admin}'}}\nROUTES");
+            let problems = place.problems(example(&text));
+            assert_eq!(problems.is_empty(), can_both, "{traffic} {admin}: {problems:?}");
+        }
     }
 }
 

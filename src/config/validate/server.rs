@@ -185,10 +185,12 @@ pub(super) fn admin(
     Some(Admin { listen: address?, token: token.map(Secret::new), read_token: read_token.map(Secret::new) })
 }
 
-/// Returns whether two listeners cannot both be bound. Port 0 is any free port.
+/// Returns whether two listeners cannot both be bound. Port 0 is any free port. `[::]` takes IPv4, too, `0.0.0.0` that alone.
 fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let (ip, other_ip) = (one.ip().to_canonical(), other.ip().to_canonical());
+    let takes = |all: IpAddr, ip: IpAddr| all.is_unspecified() && (all.is_ipv6() || ip.is_ipv4());
     let same_port = one.port() == other.port() && one.port() != 0;
-    same_port && (one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified())
+    same_port && (ip == other_ip || takes(ip, other_ip) || takes(other_ip, ip))
 }
 
 /// Returns whether a text fits behind `Bearer ` in a header.
