@@ -18,7 +18,6 @@ use std::time::Duration;
 use regex::Regex;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
-use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use crate::support::{PATIENCE, Upstream, closed_port, eventually, lane};
@@ -260,8 +259,6 @@ fn own_headers(answer: &str) -> Vec<&str> {
     own
 }
 
-static DESK: Mutex<()> = Mutex::const_new(());
-
 /// Walks through a document with at least this many commands and outputs to compare.
 async fn walk(path: &str, commands_min: usize, shown_min: usize) {
     let document = fs::read_to_string(Path::new(ROOT).join(path)).expect("a document");
@@ -269,8 +266,6 @@ async fn walk(path: &str, commands_min: usize, shown_min: usize) {
     let commands = steps.iter().filter(|step| !matches!(step, Step::End(_))).count();
     let shown = steps.iter().filter(|step| matches!(step, Step::Type(_, Some(_)))).count();
     assert!(commands >= commands_min && shown >= shown_min, "{commands} commands, {shown} outputs");
-    // The documents name the same ports.
-    let _desk = DESK.lock().await;
     lane::calm(async || {
         let mut desk = Desk::new();
         for step in &steps {

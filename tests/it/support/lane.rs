@@ -2,8 +2,10 @@
 //!
 //! The test runner starts more tests at once than there are cores, because most of them wait most of the time. A test
 //! that judges instants takes the lane for itself, or with other quiet tests; every other test shares it, in its first
-//! line. Tests that may run beside the current ones enter first, so that few seconds are lost by going over to the other
-//! kind: the more tests the runner has started, the fewer. None waits for ever, because it starts only so many.
+//! line. Tests that may run beside the current ones enter first, so that few seconds are lost by going over to another
+//! kind. `scripts/test` starts so many at once that all that judge instants wait when the last shared test has ended: each
+//! kind has one turn, which begins with its longest tests, so that none of those runs on when the others have ended. None
+//! waits for ever, because the tests come to an end.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs;
@@ -17,7 +19,7 @@ use futures_util::FutureExt;
 use tokio::sync::Notify;
 
 /// The kinds of tests, by the tests that may run beside them.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// Tests that run beside each other, whatever load they make.
     Shared,
@@ -38,11 +40,61 @@ impl Kind {
     }
 }
 
-/// The lane. When it is empty, the test that has waited longest enters.
+/// The beginnings of the names of tests that take tens of seconds.
+const LONG: [&str; 3] = ["soak::", "failover::", "walkthrough::"];
+
+/// A test in front of the lane.
+struct Waiting {
+    ticket: u64,
+    kind: Kind,
+    is_long: bool,
+}
+
+/// The lane, with the tests in front of it in the order in which they came.
 struct Lane {
     inside: Vec<Kind>,
-    waiting: VecDeque<u64>,
+    waiting: VecDeque<Waiting>,
     next: u64,
+}
+
+impl Lane {
+    /// Puts a test in front of the lane. Returns its ticket.
+    fn join(&mut self, kind: Kind, is_long: bool) -> u64 {
+        self.next += 1;
+        self.waiting.push_back(Waiting { ticket: self.next, kind, is_long });
+        self.next
+    }
+
+    /// Returns the ticket of the test that may enter now, if one may. An empty lane goes to the kind that has waited
+    /// longest.
+    fn entering(&self) -> Option<u64> {
+        let kind = match self.inside.first() {
+            None => self.waiting.front()?.kind,
+            Some(kind) if self.inside.len() < kind.beside_max() => *kind,
+            Some(_) => return None,
+        };
+        let of_kind = || self.waiting.iter().filter(|waiting| waiting.kind == kind);
+        let first = of_kind().find(|waiting| waiting.is_long).or_else(|| of_kind().next());
+        first.map(|waiting| waiting.ticket)
+    }
+
+    /// Lets a test in if it is the one that may enter.
+    fn enter(&mut self, ticket: u64) -> bool {
+        let index = self.waiting.iter().position(|waiting| waiting.ticket == ticket);
+        let entered = index.filter(|_| self.entering() == Some(ticket));
+        let entered = entered.and_then(|index| self.waiting.remove(index));
+        self.inside.extend(entered.as_ref().map(|waiting| waiting.kind));
+        entered.is_some()
+    }
+
+    /// Takes out a test of a kind, which is inside or still waits.
+    fn leave(&mut self, ticket: u64, kind: Kind) {
+        if let Some(index) = self.waiting.iter().position(|waiting| waiting.ticket == ticket) {
+            self.waiting.remove(index);
+        } else if let Some(index) = self.inside.iter().position(|inside| *inside == kind) {
+            self.inside.swap_remove(index);
+        }
+    }
 }
 
 static LANE: Mutex<Lane> = Mutex::new(Lane { inside: Vec::new(), waiting: VecDeque::new(), next: 0 });
@@ -63,13 +115,9 @@ pub(crate) struct Place {
 
 impl Place {
     async fn take(kind: Kind) -> Place {
-        let place = {
-            let mut lane = lane();
-            lane.next += 1;
-            let ticket = lane.next;
-            lane.waiting.push_back(ticket);
-            Place { kind, ticket }
-        };
+        // The runner names the thread of a test after the test.
+        let is_long = thread::current().name().is_some_and(is_long);
+        let place = Place { kind, ticket: lane().join(kind, is_long) };
         loop {
             let moved = MOVED.notified();
             tokio::pin!(moved);
@@ -81,32 +129,26 @@ impl Place {
         }
     }
 
+    /// Enters if it is this place's turn. Everybody looks again then: another one may go beside it.
     fn enters(&self) -> bool {
-        let mut lane = lane();
-        let goes_beside = |other: &Kind| *other == self.kind;
-        let enters = match lane.inside.len() {
-            0 => lane.waiting.front() == Some(&self.ticket),
-            inside => inside < self.kind.beside_max() && lane.inside.iter().all(goes_beside),
-        };
-        if enters {
-            lane.waiting.retain(|ticket| *ticket != self.ticket);
-            lane.inside.push(self.kind);
+        let entered = lane().enter(self.ticket);
+        if entered {
             MOVED.notify_waiters();
         }
-        enters
+        entered
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut lane = lane();
-        if let Some(index) = lane.waiting.iter().position(|ticket| *ticket == self.ticket) {
-            lane.waiting.remove(index);
-        } else if let Some(index) = lane.inside.iter().position(|kind| *kind == self.kind) {
-            lane.inside.swap_remove(index);
-        }
+        lane().leave(self.ticket, self.kind);
         MOVED.notify_waiters();
     }
+}
+
+/// Returns whether the test of a name takes tens of seconds.
+fn is_long(name: &str) -> bool {
+    LONG.iter().any(|beginning| name.starts_with(beginning))
 }
 
 fn lane() -> MutexGuard<'static, Lane> {
@@ -226,4 +268,54 @@ fn children(thread: &str) -> Vec<String> {
 /// Returns how many nanoseconds a thread has waited for a processor; nothing if it has ended.
 fn waited(thread: &str) -> Option<u64> {
     fs::read_to_string(format!("{thread}/schedstat")).ok()?.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[test]
+fn the_lane_keeps_its_kind_and_lets_long_tests_in_first() {
+    let mut lane = Lane { inside: Vec::new(), waiting: VecDeque::new(), next: 0 };
+    assert_eq!(lane.entering(), None, "nobody waits");
+    let came = [
+        (Kind::Calm, "share::a_test"),
+        (Kind::Alone, "fleet::a_test"),
+        (Kind::Calm, "soak::a_test"),
+        (Kind::Shared, "limits::a_test"),
+        (Kind::Alone, "capacity::a_test"),
+    ];
+    let [share, fleet, soak, limits, capacity] = came.map(|(kind, name)| lane.join(kind, is_long(name)));
+    assert!(!lane.enter(share), "it is first, but of its kind a long one waits");
+    assert!(lane.enter(soak) && lane.enter(share) && !lane.enter(fleet) && !lane.enter(limits));
+    // Nobody of another kind enters before the last one has left.
+    lane.leave(soak, Kind::Calm);
+    assert_eq!(lane.entering(), None);
+    lane.leave(share, Kind::Calm);
+    assert!(lane.enter(fleet) && !lane.enter(capacity), "alone");
+    lane.leave(fleet, Kind::Alone);
+    assert!(lane.enter(limits), "which has waited longest");
+    // A test that gives up in front of the lane takes nobody's place.
+    lane.leave(capacity, Kind::Alone);
+    lane.leave(limits, Kind::Shared);
+    assert!(lane.inside.is_empty() && lane.waiting.is_empty());
+}
+
+#[test]
+fn each_kind_has_one_turn_where_all_wait_at_once() {
+    let kinds = [Kind::Shared, Kind::Calm, Kind::Alone];
+    let mut lane = Lane { inside: Vec::new(), waiting: VecDeque::new(), next: 0 };
+    for index in 0..90 {
+        lane.join(kinds[index % 3], index % 7 == 0);
+    }
+    let (mut inside, mut turns) = (VecDeque::new(), Vec::new());
+    loop {
+        while let Some(ticket) = lane.entering() {
+            assert!(lane.enter(ticket));
+            inside.push_back((ticket, lane.inside[0]));
+            turns.push(lane.inside[0]);
+        }
+        let Some((ticket, kind)) = inside.pop_front() else { break };
+        assert!(inside.len() < kind.beside_max(), "{kind:?}");
+        lane.leave(ticket, kind);
+    }
+    assert_eq!(turns.len(), 90, "everybody gets through");
+    turns.dedup();
+    assert_eq!(turns, kinds);
 }
