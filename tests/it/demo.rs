@@ -7,7 +7,7 @@ use crate::support::weir::run;
 
 #[tokio::test]
 async fn the_demo_keeps_within_the_quota_and_ends() {
-    lane::alone(async || {
+    lane::calm(async || {
         // Takes the demo's usual ports, where they are free.
         let _taken = ["127.0.0.1:8080", "127.0.0.1:9090"].map(|address| TcpListener::bind(address).ok());
         let demo = run(&["demo", "--seconds", "2"]).await;

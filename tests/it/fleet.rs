@@ -78,7 +78,7 @@ async fn requests_that_come_at_once_share_their_script_calls() {
 
 #[tokio::test]
 async fn replicas_come_and_go_and_the_quota_holds() {
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let limiter = "{limits: [50/1s], queue: {timeout: 30s, max_waiting: 1000}}";
         let config = one_limiter(&redis.store(), limiter, &upstream);
@@ -104,7 +104,7 @@ async fn replicas_come_and_go_and_the_quota_holds() {
 
 #[tokio::test]
 async fn permits_that_one_replica_gives_back_are_used_by_newcomers_of_the_others() {
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let limiter = "{limits: [20/1s], queue: {timeout: 30s, max_waiting: 1000}}";
         let fleet = Weir::fleet(3, &one_limiter(&redis.store(), limiter, &upstream)).await;

@@ -117,7 +117,7 @@ async fn wait_for_uses(earlier: &EarlierReplica, count: usize) {
 
 #[tokio::test]
 async fn an_upgrade_keeps_one_quota() {
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let earlier = EarlierReplica::start(&redis);
         wait_for_uses(&earlier, LIMIT + 1).await;
@@ -137,7 +137,7 @@ async fn an_upgrade_keeps_one_quota() {
 
 #[tokio::test]
 async fn a_rollback_keeps_one_quota() {
-    lane::alone(async || {
+    lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let weir = Weir::start(&one_limiter(&redis.store(), LIMITER, &upstream)).await;
         let load = Load::start(&weir, 10, &Request::get("/"));
