@@ -2,22 +2,22 @@
 //! still does.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::Command;
+use std::io;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::crowd;
 use crate::mutation;
-use crate::plan::{Mix, Plan};
+use crate::plan::Mix;
 use crate::redis::{parity, scripts};
-use crate::run::{Wanted, run};
+use crate::run::{Totals, Wanted, run};
 use crate::stall::Stall;
-use crate::world::World;
 
 /// Each line is a seed of the random mix that fails, and what fails: who mends it takes it out. Made by
 /// `scripts/simulate --runs 200 --shorten`.
 const KNOWN: &str = include_str!("known_seeds.txt");
 
-/// How many seeds are compared between two processes.
+/// How many seeds are compared between two processes, from 1 on.
 const COMPARED: u64 = 10;
 
 /// How many seeds of the random mix are run, from 1 on: all that fail are in the list. Two cores take a minute and a half for them.
@@ -72,8 +72,8 @@ const PARITY: u64 = 200;
 /// Makes the short form. Returns whether all is as it should be.
 pub fn short_form() -> Result<bool, String> {
     mutation::all_apply(&scripts::all())?;
+    let other = OtherProcess::start()?;
     let mut is_good = parity::compare(PARITY)?;
-    is_good &= repeats()?;
     for (mix, runs) in CLEAN {
         is_good &= clean(&Wanted { mix, runs, ..WANTED });
     }
@@ -82,27 +82,49 @@ pub fn short_form() -> Result<bool, String> {
     }
     is_good &= stalled()?;
     is_good &= crowd::short_form()?;
-    is_good &= known()?;
+    let totals = run(&Wanted { mix: Mix::Random, runs: SEEDS, ..WANTED });
+    is_good &= known(&totals)?;
+    is_good &= other.agrees_with(&totals)?;
     Ok(is_good)
 }
 
-/// Compares the hashes of runs with those of another process.
-fn repeats() -> Result<bool, String> {
-    let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let output = Command::new(program)
-        .args(["simulate", "--from", "1", "--hashes", &COMPARED.to_string()])
-        .output()
-        .map_err(|error| error.to_string())?;
-    let others = String::from_utf8_lossy(&output.stdout).into_owned();
-    let mut own = String::new();
-    for seed in 1..=COMPARED {
-        own += &format!("{seed} {:016x}\n", World::run(&Plan::draw(seed, Mix::Random), false)?.hash);
+/// Another process that makes the first runs of the random mix, beside the work of this one. Dropping it ends it.
+struct OtherProcess(Child);
+
+impl OtherProcess {
+    fn start() -> Result<OtherProcess, String> {
+        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        // So few lines fit into the pipe before anybody reads them.
+        let child = Command::new(program)
+            .args(["simulate", "--from", "1", "--hashes", &COMPARED.to_string()])
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| error.to_string())?;
+        Ok(OtherProcess(child))
     }
-    if own != others {
-        println!("runs differ between two processes:\n{own}---\n{others}");
+
+    /// Compares its hashes with those of the same runs here, which were made among many others on several threads.
+    fn agrees_with(mut self, totals: &Totals) -> Result<bool, String> {
+        let stdout = self.0.stdout.take().ok_or("the other process has no output")?;
+        let others = io::read_to_string(stdout).map_err(|error| error.to_string())?;
+        let own: String =
+            totals.hashes.range(1..=COMPARED).map(|(seed, hash)| format!("{seed} {hash:016x}\n")).collect();
+        let is_same = own == others && own.lines().count() as u64 == COMPARED;
+        if is_same {
+            println!("{COMPARED} runs are the same in two processes");
+        } else {
+            println!("runs differ between two processes:\n{own}---\n{others}");
+        }
+        Ok(is_same)
     }
-    println!("{COMPARED} runs are the same in two processes");
-    Ok(own == others)
+}
+
+impl Drop for OtherProcess {
+    fn drop(&mut self) {
+        // It may have ended.
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
 }
 
 /// Makes runs in which nothing may be found: nothing is over, nobody waits too long, and the quota is used.
@@ -124,15 +146,14 @@ fn stalled() -> Result<bool, String> {
     Ok(is_good)
 }
 
-/// Makes the runs of the first seeds: those that are known to fail do, and no others.
-fn known() -> Result<bool, String> {
+/// Judges the runs of the first seeds: those that are known to fail do, and no others.
+fn known(totals: &Totals) -> Result<bool, String> {
     let mut known = BTreeMap::new();
     for line in KNOWN.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let (seed, what) = line.split_once(' ').unwrap_or((line, ""));
         let seed: u64 = seed.parse().map_err(|_| format!("known_seeds.txt: not a seed: {line}"))?;
         known.entry(seed).or_insert_with(Vec::new).push(what);
     }
-    let totals = run(&Wanted { mix: Mix::Random, runs: SEEDS, ..WANTED });
     let mut is_good = totals.errors.is_empty();
     totals.errors.iter().for_each(|error| println!("{error}"));
     let found: BTreeSet<u64> = totals.findings.iter().map(|(seed, _)| *seed).collect();

@@ -52,6 +52,8 @@ pub struct Totals {
     /// Findings that were taken for the same cause as one before in their run.
     repeated: u64,
     pub findings: Vec<(u64, Finding)>,
+    /// The hash of each run, by its seed.
+    pub hashes: BTreeMap<u64, u64>,
     /// The shortened findings: the seed, and what is wrong under which faults.
     pub shortened: Vec<(u64, String)>,
     pub errors: Vec<String>,
@@ -104,6 +106,7 @@ fn one(seed: u64, wanted: &Wanted, totals: &Mutex<Totals>, began: Instant) -> bo
         if wanted.shortens { first_of_each(&plan, &outcome.findings) } else { Vec::new() };
     let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
     totals.count(&plan);
+    totals.hashes.insert(seed, outcome.hash);
     totals.calls += outcome.calls;
     totals.longest_script = totals.longest_script.max(outcome.longest_script);
     totals.used += outcome.summary.permits_used;
