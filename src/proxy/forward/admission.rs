@@ -11,6 +11,8 @@ use http::Request;
 use tokio::time::{Instant, timeout};
 
 use super::connect::{self, Needed};
+use super::feedback::Feedback;
+use super::outgoing::Outgoing;
 use super::plan::Plan;
 use super::record::Record;
 use crate::clock::Micros;
@@ -54,6 +56,23 @@ pub(crate) async fn admit(
             Ok((Some(permit), ready))
         }
     }
+}
+
+/// Takes another permit for a request whose last one was spent.
+pub(crate) async fn readmit(
+    plan: &Plan,
+    client: &Client,
+    outgoing: &mut Outgoing,
+    record: &mut Record,
+    wait_max: Duration,
+) -> Result<(), ProxyError> {
+    // Nobody reads the body: what it would decide is decided without it, so that the next attempt waits for the pause.
+    outgoing.feedback.body_rules = None;
+    let demand = Demand { wait_max: Some(wait_max), ..plan.demand.clone() };
+    record.count_permits();
+    (outgoing.permit, outgoing.ready) = admit(plan, client, &mut outgoing.head, &demand, record).await?;
+    outgoing.feedback = Feedback::default();
+    Ok(())
 }
 
 /// Confirms a permit, which means another wait if its slot has passed.

@@ -3,7 +3,6 @@
 //! Decides nothing about limits, and chooses no status code.
 
 use std::convert::Infallible;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -16,18 +15,15 @@ use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tokio::time::{Instant, sleep};
 
-use super::admission::{admit, set_aside_while, while_wanted};
+use super::admission::admit;
+use super::attempts::{attempts, retries};
 use super::body_ahead;
-use super::connect;
-use super::feedback::Feedback;
 use super::outgoing::Outgoing;
 use super::plan::{Notes, Plan};
 use super::record::Record;
 use super::response_body::ResponseBody;
-use super::retry::Retries;
-use super::send::{Sent, send};
+use super::send::send;
 use super::tunnel::Tunnel;
-use crate::limiter::{Demand, Permit};
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::{Client, Sender};
 use crate::proxy::messages::body_facts::{Asked, BodyFacts};
@@ -361,108 +357,6 @@ fn respond(
     }
     let body = |incoming| ResponseBody::upstream(incoming, idle_timeout, lease, feedback);
     Ok(Answer::Response(response.map(body)))
-}
-
-/// Returns the attempts of a request that may be sent more than once.
-fn retries<'plan>(plan: &'plan Plan, outgoing: &Outgoing) -> Option<Retries<'plan>> {
-    let rule = plan.route.rule.retry.as_ref()?;
-    let budget = &plan.route.retry_budget;
-    if let Some(ppm) = rule.budget_ppm {
-        budget.add(ppm);
-    }
-    let waited = outgoing.permit.as_ref().map_or(Duration::ZERO, Permit::waited);
-    // Without a limiter the client's patience alone bounds the pauses.
-    let wait = plan.route.limiter_set.as_ref().map(|_| plan.wait_left(waited)).or(plan.demand.wait_max);
-    Retries::of(rule, budget, &outgoing.head, wait).filter(|_| plan.upgrade.is_none())
-}
-
-/// Sends the request as often as it needs and may. Where another attempt gets no permit within the wait, the last result stands.
-async fn attempts(
-    plan: &Plan,
-    client: &Client,
-    outgoing: &mut Outgoing,
-    record: &mut Record,
-    mut retries: Retries<'_>,
-) -> Sent {
-    outgoing.keeps_copy = true;
-    let mut sent = attempt(plan, client, outgoing, record).await;
-    while outgoing.can_be_repeated()
-        && let Some(reason) = retries.take(sent.as_ref().map(|(response, _)| response.status()))
-    {
-        if matches!(sent, Err(ProxyError::UpstreamConnect(_))) {
-            match pause(plan, client, outgoing, retries.pause()).await {
-                Ok(()) => {}
-                Err(ProxyError::ClientGone) => return Err(ProxyError::ClientGone),
-                Err(_) => break,
-            }
-        }
-        if outgoing.permit.is_none() {
-            match readmit(plan, client, outgoing, record, retries.wait()).await {
-                Ok(()) => {}
-                Err(ProxyError::Refused { refusal, .. }) => {
-                    record.permits_refused(refusal.limiter());
-                    break;
-                }
-                Err(ProxyError::UpstreamUnavailable { .. } | ProxyError::Draining) => break,
-                Err(error) => return Err(error),
-            }
-        }
-        plan.route.metrics.retried(&reason);
-        // Dropping a response closes its connection, unless that is shared.
-        let last = sent.err();
-        sent = match (attempt(plan, client, outgoing, record).await, last) {
-            // The slot of the permit has passed meanwhile, and there is no other within the wait.
-            (Err(ProxyError::Refused { refusal, .. }), Some(last)) => {
-                record.permits_refused(refusal.limiter());
-                return Err(last);
-            }
-            (again, _) => again,
-        };
-    }
-    sent
-}
-
-/// Waits before another connection is tried. The permit, if there is one, was not spent, and others go before it meanwhile.
-async fn pause(
-    plan: &Plan,
-    client: &Client,
-    outgoing: &mut Outgoing,
-    pause: Duration,
-) -> Result<(), ProxyError> {
-    let pausing = async {
-        match &mut outgoing.permit {
-            Some(permit) => set_aside_while(permit, pin!(sleep(pause))).await,
-            None => sleep(pause).await,
-        }
-        connect::arrives(plan)
-    };
-    while_wanted(client, pin!(pausing)).await
-}
-
-/// Takes another permit for a request whose last one was spent.
-async fn readmit(
-    plan: &Plan,
-    client: &Client,
-    outgoing: &mut Outgoing,
-    record: &mut Record,
-    wait_max: Duration,
-) -> Result<(), ProxyError> {
-    // Nobody reads the body: what it would decide is decided without it, so that the next attempt waits for the pause.
-    outgoing.feedback.body_rules = None;
-    let demand = Demand { wait_max: Some(wait_max), ..plan.demand.clone() };
-    record.count_permits();
-    (outgoing.permit, outgoing.ready) = admit(plan, client, &mut outgoing.head, &demand, record).await?;
-    outgoing.feedback = Feedback::default();
-    Ok(())
-}
-
-/// Sends the request once, and ends the attempt in the trace.
-async fn attempt(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: &mut Record) -> Sent {
-    let sent = send(plan, client, outgoing, record).await;
-    if let Err(error) = &sent {
-        record.came_back(Err(error));
-    }
-    sent
 }
 
 /// Makes the response that switches to the protocol that the client asked for.

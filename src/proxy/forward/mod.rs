@@ -3,6 +3,7 @@
 //! Takes permits from the limiters without knowing how they decide; chooses neither status codes nor connections' addresses.
 
 pub(crate) mod admission;
+mod attempts;
 mod body_ahead;
 mod connect;
 pub(crate) mod feedback;
