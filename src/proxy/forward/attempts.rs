@@ -13,7 +13,7 @@ use super::outgoing::Outgoing;
 use super::plan::Plan;
 use super::record::Record;
 use super::retry::Retries;
-use super::send::{Sent, send};
+use super::send::{SendResult, send};
 use crate::limiter::Permit;
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
@@ -38,7 +38,7 @@ pub(super) async fn attempts(
     outgoing: &mut Outgoing,
     record: &mut Record,
     mut retries: Retries<'_>,
-) -> Sent {
+) -> SendResult {
     outgoing.keeps_copy = true;
     let mut sent = attempt(plan, client, outgoing, record).await;
     while outgoing.can_be_repeated()
@@ -95,7 +95,7 @@ async fn pause(
 }
 
 /// Sends the request once, and ends the attempt in the trace.
-async fn attempt(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: &mut Record) -> Sent {
+async fn attempt(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: &mut Record) -> SendResult {
     let sent = send(plan, client, outgoing, record).await;
     if let Err(error) = &sent {
         record.came_back(Err(error));

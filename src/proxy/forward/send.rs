@@ -26,7 +26,7 @@ use crate::proxy::upstream::lease::Lease;
 use crate::telemetry::Part;
 
 /// The result of sending a request.
-pub(crate) type Sent = Result<(Response<Incoming>, Lease), ProxyError>;
+pub(crate) type SendResult = Result<(Response<Incoming>, Lease), ProxyError>;
 
 /// Sends the request and waits for the head of its response.
 ///
@@ -34,7 +34,12 @@ pub(crate) type Sent = Result<(Response<Incoming>, Lease), ProxyError>;
 /// If the upstream closed the connection at that moment, or its response has more headers than this connection has room for, the
 /// request is repeated with another permit, provided that does no harm (RFC 9110, 9.2.2). It does none where an HTTP/2 upstream says that
 /// it has not processed the request (RFC 9113, 8.7).
-pub(crate) async fn send(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: &mut Record) -> Sent {
+pub(crate) async fn send(
+    plan: &Plan,
+    client: &Client,
+    outgoing: &mut Outgoing,
+    record: &mut Record,
+) -> SendResult {
     let began = Instant::now();
     let upstream = &plan.route.upstream;
     let (mut may_be_stale, mut lease) = match outgoing.ready.take()?.or_else(|| upstream.idle(plan.wanted()))
