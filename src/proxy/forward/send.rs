@@ -10,19 +10,19 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::admission::{Spent, admit, check_patience, confirm, set_aside_while, traced, while_wanted};
+use super::admission::{Spent, check_patience, confirm, readmit, set_aside_while, traced, while_wanted};
 use super::connect::{self, Needed};
 use super::feedback;
 use super::outgoing::{Keeps, Outgoing};
 use super::plan::Plan;
 use super::record::Record;
-use crate::limiter::{Demand, Permit};
+use crate::limiter::Permit;
 use crate::proxy::error::{ConnectError, ProxyError};
 use crate::proxy::listen::client::Client;
 use crate::proxy::messages::request_body::{self, RequestBody};
 use crate::proxy::messages::upload::{Upload, UploadState};
 use crate::proxy::upstream::connection::{SendError, http2_cause};
-use crate::proxy::upstream::lease::Lease;
+use crate::proxy::upstream::lease::{Lease, Ready};
 use crate::telemetry::Part;
 
 /// The result of sending a request.
@@ -80,12 +80,11 @@ pub(crate) async fn send(
                     && !std::mem::replace(&mut is_repeated, true) =>
             {
                 drop(spent);
-                record.count_permits();
                 record.came_back(Err(&ProxyError::UpstreamProtocol(error)));
-                let wait_max = Some(plan.wait_left(record.wait.total));
-                let demand = Demand { wait_max, ..plan.demand.clone() };
-                (outgoing.permit, _) =
-                    Box::pin(admit(plan, client, &mut outgoing.head, &demand, record)).await?;
+                let wait_max = plan.wait_left(record.wait.total);
+                Box::pin(readmit(plan, client, outgoing, record, wait_max)).await?;
+                // The request needs a connection of another kind than one that was made ready.
+                outgoing.ready = Ready::default();
             }
             Err(SendError::Failed(error)) => return Err(failure(error, outgoing.upload.as_deref())),
             Err(SendError::TimedOut) => return Err(ProxyError::UpstreamTimeout),
