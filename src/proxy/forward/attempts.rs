@@ -40,7 +40,7 @@ pub(super) async fn attempts(
     mut retries: Retries<'_>,
 ) -> SendResult {
     outgoing.keeps_copy = true;
-    let mut sent = attempt(plan, client, outgoing, record).await;
+    let mut sent = send(plan, client, outgoing, record).await;
     while outgoing.can_be_repeated()
         && let Some(reason) = retries.take(sent.as_ref().map(|(response, _)| response.status()))
     {
@@ -65,7 +65,7 @@ pub(super) async fn attempts(
         plan.route.metrics.retried(&reason);
         // Dropping a response closes its connection, unless that is shared.
         let last = sent.err();
-        sent = match (attempt(plan, client, outgoing, record).await, last) {
+        sent = match (send(plan, client, outgoing, record).await, last) {
             // The slot of the permit has passed meanwhile, and there is no other within the wait.
             (Err(ProxyError::Refused { refusal, .. }), Some(last)) => {
                 record.permits_refused(refusal.limiter());
@@ -92,13 +92,4 @@ async fn pause(
         connect::arrives(plan)
     };
     while_wanted(client, pin!(pausing)).await
-}
-
-/// Sends the request once, and ends the attempt in the trace.
-async fn attempt(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: &mut Record) -> SendResult {
-    let sent = send(plan, client, outgoing, record).await;
-    if let Err(error) = &sent {
-        record.came_back(Err(error));
-    }
-    sent
 }

@@ -205,7 +205,6 @@ fn pass(
         match forward(&plan, &client, &mut outgoing, &mut record).await {
             Ok(answer) => Ok(answer.finish(record, &client)),
             Err(error) => {
-                record.came_back(Err(&error));
                 let unread = Unread { body: outgoing.body.take(), origin };
                 refuse(error, unread, record, client).await
             }

@@ -28,18 +28,23 @@ use crate::telemetry::Part;
 /// The result of sending a request.
 pub(crate) type SendResult = Result<(Response<Incoming>, Lease), ProxyError>;
 
-/// Sends the request and waits for the head of its response.
-///
-/// If nothing was written because the connection had been closed, the request is sent by another connection with the same permit.
-/// If the upstream closed the connection at that moment, or its response has more headers than this connection has room for, the
-/// request is repeated with another permit, provided that does no harm (RFC 9110, 9.2.2). It does none where an HTTP/2 upstream says that
-/// it has not processed the request (RFC 9113, 8.7).
+/// Sends the request and waits for the head of its response. Ends the attempt in the trace, whatever its result.
 pub(crate) async fn send(
     plan: &Plan,
     client: &Client,
     outgoing: &mut Outgoing,
     record: &mut Record,
 ) -> SendResult {
+    deliver(plan, client, outgoing, record).await.inspect_err(|error| record.came_back(Err(error)))
+}
+
+/// Sends the request and waits for the head of its response.
+///
+/// If nothing was written because the connection had been closed, the request is sent by another connection with the same permit.
+/// If the upstream closed the connection at that moment, or its response has more headers than this connection has room for, the
+/// request is repeated with another permit, provided that does no harm (RFC 9110, 9.2.2). It does none where an HTTP/2 upstream says that
+/// it has not processed the request (RFC 9113, 8.7).
+async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: &mut Record) -> SendResult {
     let began = Instant::now();
     let upstream = &plan.route.upstream;
     let (mut may_be_stale, mut lease) = match outgoing.ready.take()?.or_else(|| upstream.idle(plan.wanted()))
