@@ -59,13 +59,6 @@ pub(crate) enum Keeps {
     Nothing,
 }
 
-impl Keeps {
-    /// Keeps requests that may be sent twice without harm, if the connection may fail without an answer.
-    pub(crate) fn harmless(may_fail: bool) -> Keeps {
-        if may_fail { Keeps::Harmless } else { Keeps::Nothing }
-    }
-}
-
 /// The state of the head.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HeadState {

@@ -28,6 +28,48 @@ use crate::telemetry::Part;
 /// The result of sending a request.
 pub(crate) type SendResult = Result<(Response<Incoming>, Lease), ProxyError>;
 
+/// The doubts about a connection before a request is sent by it: it may fail without an answer where another one would not.
+#[derive(Clone, Copy)]
+struct Doubts {
+    freshness: Freshness,
+    /// True if a response whose head is too large may pass by another connection.
+    may_grow: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Freshness {
+    /// The connection is new: it has neither carried a request nor stood idle.
+    Fresh,
+    /// The connection has stood idle, or others share it: the upstream may have closed or retired it meanwhile.
+    MayBeStale,
+}
+
+impl Freshness {
+    /// Returns that of a connection that was not held ready.
+    fn of(lease: &Lease) -> Freshness {
+        if lease.is_reused() { Freshness::MayBeStale } else { Freshness::Fresh }
+    }
+}
+
+impl Doubts {
+    /// Returns the requests that are copied before they are sent by the connection.
+    fn keeps(self, lease: &Lease) -> Keeps {
+        if lease.is_multiplexed() {
+            Keeps::Any
+        } else if self.freshness == Freshness::MayBeStale || self.may_grow {
+            Keeps::Harmless
+        } else {
+            Keeps::Nothing
+        }
+    }
+
+    /// Returns whether a doubt explains a failure, so that it says nothing of the upstream.
+    fn explain(self, error: &hyper::Error) -> bool {
+        let may_be_stale = self.freshness == Freshness::MayBeStale;
+        (may_be_stale && is_hang_up(error)) || (self.may_grow && error.is_parse_too_large())
+    }
+}
+
 /// Sends the request and waits for the head of its response. Ends the attempt in the trace, whatever its result.
 pub(crate) async fn send(
     plan: &Plan,
@@ -47,12 +89,11 @@ pub(crate) async fn send(
 async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: &mut Record) -> SendResult {
     let began = Instant::now();
     let upstream = &plan.route.upstream;
-    let (mut may_be_stale, mut lease) = match outgoing.ready.take()?.or_else(|| upstream.idle(plan.wanted()))
-    {
-        Some(lease) => (true, lease),
+    let (mut freshness, mut lease) = match outgoing.ready.take()?.or_else(|| upstream.idle(plan.wanted())) {
+        Some(lease) => (Freshness::MayBeStale, lease),
         None => {
             let lease = connected(plan, client, &mut outgoing.permit, Needed::Any, record).await?;
-            (lease.is_reused(), lease)
+            (Freshness::of(&lease), lease)
         }
     };
     let mut unsent: Option<Box<Request<RequestBody>>> = None;
@@ -64,9 +105,9 @@ async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: 
             return Err(error);
         }
         record.is_sent(outgoing.permit.as_ref());
-        let (spent, may_grow) = (Spent::new(outgoing.permit.take()), lease.may_grow());
-        let keeps =
-            if lease.is_multiplexed() { Keeps::Any } else { Keeps::harmless(may_be_stale || may_grow) };
+        let spent = Spent::new(outgoing.permit.take());
+        let doubts = Doubts { freshness, may_grow: lease.may_grow() };
+        let keeps = doubts.keeps(&lease);
         let request =
             unsent.take().map_or_else(|| prepare(plan, client, outgoing, record, keeps), |unsent| *unsent);
         let sent_at = Instant::now();
@@ -81,7 +122,7 @@ async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: 
                 return Ok((response, lease));
             }
             Err(SendError::Failed(error))
-                if may_be_repeated(outgoing, &error, (may_be_stale, may_grow))
+                if may_be_repeated(outgoing, &error, doubts)
                     && !std::mem::replace(&mut is_repeated, true) =>
             {
                 drop(spent);
@@ -96,7 +137,7 @@ async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: 
             Err(SendError::Unsent(request, error)) => {
                 outgoing.permit = spent.recall();
                 record.is_unsent();
-                if !may_be_stale {
+                if freshness == Freshness::Fresh {
                     return Err(ConnectError::Http(Arc::new(error)).into());
                 }
                 unsent = Some(request);
@@ -105,8 +146,7 @@ async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: 
         // All requests of a shared connection have lost it: they share the next one, too.
         let needed = if lease.is_multiplexed() { Needed::Any } else { Needed::Fresh };
         lease = connected(plan, client, &mut outgoing.permit, needed, record).await?;
-        // One that others share may be retired by now.
-        may_be_stale = lease.is_reused();
+        freshness = Freshness::of(&lease);
     }
 }
 
@@ -131,13 +171,8 @@ async fn confirmed(
 
 /// Returns whether a request that got this error may be sent by another connection: one that the upstream has not processed, and any that
 /// does no harm twice, where the connection may have been stale, or has too little room for the head of the response.
-fn may_be_repeated(
-    outgoing: &Outgoing,
-    error: &hyper::Error,
-    (may_be_stale, may_grow): (bool, bool),
-) -> bool {
-    let is_no_answer = (may_be_stale && is_hang_up(error)) || (may_grow && error.is_parse_too_large());
-    (is_unprocessed(error) || (is_no_answer && outgoing.is_harmless())) && outgoing.can_be_repeated()
+fn may_be_repeated(outgoing: &Outgoing, error: &hyper::Error, doubts: Doubts) -> bool {
+    (is_unprocessed(error) || (doubts.explain(error) && outgoing.is_harmless())) && outgoing.can_be_repeated()
 }
 
 /// Returns the request as it goes upstream, and begins an attempt in its trace.
