@@ -192,6 +192,11 @@ impl LimiterSet {
         waits.min().unwrap_or_default()
     }
 
+    /// Returns the longest wait of a request: its own, unless the limiters' is shorter.
+    pub fn wait_of(&self, demand: &Demand) -> Duration {
+        self.wait_max(demand.flow).min(demand.wait_max.unwrap_or(Duration::MAX))
+    }
+
     /// Returns one of the limiters as configured now, with the limits that hold for a request with these partitions; `None` if none has
     /// this name.
     pub fn limiter(&self, name: &LimiterName, partitions: &[Option<Partition>]) -> Option<Arc<Limiter>> {

@@ -47,8 +47,7 @@ pub(crate) async fn admit(
             record.wait.begin();
             record.wait.place = ticket.place();
             let early = client.early.begin(plan.body_bytes);
-            let wait_max = limiter_set.wait_max(demand.flow).min(demand.wait_max.unwrap_or(Duration::MAX));
-            let deadline = Instant::now() + wait_max;
+            let deadline = Instant::now() + limiter_set.wait_of(demand);
             let waiting = pin!(wait(plan, limiter_set, (ticket, deadline), early.as_ref()));
             let waited = traced(record, Part::Wait, while_waiting(client, early.as_ref(), waiting)).await;
             record.wait.end(waited.as_ref().ok().map(|(permit, _)| permit));

@@ -137,9 +137,8 @@ impl Plan {
 
     /// Returns the longest wait for permits that is left after `waited`.
     pub(crate) fn wait_left(&self, waited: Duration) -> Duration {
-        let wait_max =
-            self.route.limiter_set.as_ref().map_or(Duration::ZERO, |set| set.wait_max(self.demand.flow));
-        wait_max.min(self.demand.wait_max.unwrap_or(Duration::MAX)).saturating_sub(waited)
+        let limiter_set = self.route.limiter_set.as_ref();
+        limiter_set.map_or(Duration::ZERO, |set| set.wait_of(&self.demand)).saturating_sub(waited)
     }
 
     /// Returns the class of the caller, where callers share the quota.
