@@ -36,8 +36,8 @@ pub(crate) async fn admit(
     demand: &Demand,
     record: &mut Record,
 ) -> Result<(Option<Permit>, Ready), ProxyError> {
-    connect::arrives(plan)?;
-    record.asks(demand.costs.clone());
+    connect::check_breaker(plan)?;
+    record.note_asked(demand.costs.clone());
     let Some(limiter_set) = &plan.route.limiter_set else { return Ok((None, Ready::default())) };
     let entered = traced(record, Part::Reserve, limiter_set.enter(&plan.partitions, demand.clone())).await;
     match entered.map_err(|refusal| refused(plan, limiter_set, refusal))? {

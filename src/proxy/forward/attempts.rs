@@ -89,7 +89,7 @@ async fn pause(
             Some(permit) => set_aside_while(permit, pin!(sleep(pause))).await,
             None => sleep(pause).await,
         }
-        connect::arrives(plan)
+        connect::check_breaker(plan)
     };
     while_wanted(client, pin!(pausing)).await
 }

@@ -18,8 +18,8 @@ pub(crate) enum Needed {
 }
 
 /// Refuses a request that has arrived while the breaker is open, before it takes a permit or a place in the queue.
-pub(crate) fn arrives(plan: &Plan) -> Result<(), ProxyError> {
-    plan.route.breaker.as_ref().map_or(Ok(()), |breaker| breaker.arrives())
+pub(crate) fn check_breaker(plan: &Plan) -> Result<(), ProxyError> {
+    plan.route.breaker.as_ref().map_or(Ok(()), |breaker| breaker.check())
 }
 
 /// Opens a connection. While the breaker is open a request that may wait until `deadline` is held back, as behind a connection that
@@ -27,7 +27,7 @@ pub(crate) fn arrives(plan: &Plan) -> Result<(), ProxyError> {
 pub(crate) async fn open(plan: &Plan, needed: Needed, deadline: Instant) -> Result<Lease, ProxyError> {
     let attempt = match &plan.route.breaker {
         // Boxed, because requests must stay small, and most routes have none.
-        Some(breaker) => Some(Box::pin(breaker.connects(plan.arrived, deadline)).await?),
+        Some(breaker) => Some(Box::pin(breaker.admit(plan.arrived, deadline)).await?),
         None => None,
     };
     let upstream = &plan.route.upstream;

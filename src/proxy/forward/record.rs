@@ -168,12 +168,12 @@ impl Record {
     }
 
     /// Notes that the request asks for permits. Those are counted once, when it is known what becomes of them.
-    pub(crate) fn asks(&mut self, costs: Costs) {
+    pub(crate) fn note_asked(&mut self, costs: Costs) {
         self.permits = Permits::Asked(costs);
     }
 
     /// Notes that the request is on its way upstream with its permits.
-    pub(crate) fn is_sent(&mut self, permit: Option<&Permit>) {
+    pub(crate) fn note_sent(&mut self, permit: Option<&Permit>) {
         if let Permits::Asked(costs) = &self.permits {
             let by = permit.map_or(Provenance::Store, Permit::provenance);
             self.permits = Permits::Sent(costs.clone(), by);
@@ -181,7 +181,7 @@ impl Record {
     }
 
     /// Notes that nothing of the request was sent after all.
-    pub(crate) fn is_unsent(&mut self) {
+    pub(crate) fn note_unsent(&mut self) {
         if let Permits::Sent(costs, _) = &self.permits {
             self.permits = Permits::Asked(costs.clone());
         }
@@ -209,7 +209,7 @@ impl Record {
     }
 
     /// Begins an attempt in the trace, and passes the trace on unless the route removes or sets the trace's header itself.
-    pub(crate) fn goes_upstream<B>(&mut self, route: &Route, request: &mut Request<B>) {
+    pub(crate) fn begin_attempt<B>(&mut self, route: &Route, request: &mut Request<B>) {
         let Some(trace) = &mut self.trace else { return };
         let Rule { remove_headers, set_headers, upstream, .. } = &route.rule;
         let mut kept = remove_headers.iter().chain(set_headers.iter().map(|(name, _)| name));
@@ -218,7 +218,7 @@ impl Record {
     }
 
     /// Ends the attempt in the trace.
-    pub(crate) fn came_back(&mut self, status: Result<StatusCode, &ProxyError>) {
+    pub(crate) fn end_attempt(&mut self, status: Result<StatusCode, &ProxyError>) {
         if let Some(trace) = &mut self.trace {
             trace.end_attempt(status.map(|status| status.as_u16()).map_err(response::code_of));
         }

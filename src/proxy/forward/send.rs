@@ -77,7 +77,7 @@ pub(crate) async fn send(
     outgoing: &mut Outgoing,
     record: &mut Record,
 ) -> SendResult {
-    deliver(plan, client, outgoing, record).await.inspect_err(|error| record.came_back(Err(error)))
+    deliver(plan, client, outgoing, record).await.inspect_err(|error| record.end_attempt(Err(error)))
 }
 
 /// Sends the request and waits for the head of its response.
@@ -104,7 +104,7 @@ async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: 
             lease.release();
             return Err(error);
         }
-        record.is_sent(outgoing.permit.as_ref());
+        record.note_sent(outgoing.permit.as_ref());
         let spent = Spent::new(outgoing.permit.take());
         let doubts = Doubts { freshness, may_grow: lease.may_grow() };
         let keeps = doubts.keeps(&lease);
@@ -117,7 +117,7 @@ async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: 
                 let answered_at = Instant::now();
                 plan.route.answer_times.add(answered_at - sent_at);
                 connect::answered(plan);
-                record.came_back(Ok(response.status()));
+                record.end_attempt(Ok(response.status()));
                 outgoing.feedback = feedback::of(plan, &response, spent.commit(), answered_at - began);
                 return Ok((response, lease));
             }
@@ -126,7 +126,7 @@ async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: 
                     && !std::mem::replace(&mut is_repeated, true) =>
             {
                 drop(spent);
-                record.came_back(Err(&ProxyError::UpstreamProtocol(error)));
+                record.end_attempt(Err(&ProxyError::UpstreamProtocol(error)));
                 let wait_max = plan.wait_left(record.wait.total);
                 Box::pin(readmit(plan, client, outgoing, record, wait_max)).await?;
                 // The request needs a connection of another kind than one that was made ready.
@@ -136,7 +136,7 @@ async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: 
             Err(SendError::TimedOut) => return Err(ProxyError::UpstreamTimeout),
             Err(SendError::Unsent(request, error)) => {
                 outgoing.permit = spent.recall();
-                record.is_unsent();
+                record.note_unsent();
                 if freshness == Freshness::Fresh {
                     return Err(ConnectError::Http(Arc::new(error)).into());
                 }
@@ -184,7 +184,7 @@ fn prepare(
     keeps: Keeps,
 ) -> Request<RequestBody> {
     let mut request = outgoing.request(plan, client, keeps);
-    record.goes_upstream(&plan.route, &mut request);
+    record.begin_attempt(&plan.route, &mut request);
     request
 }
 

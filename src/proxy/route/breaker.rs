@@ -57,7 +57,7 @@ impl Breaker {
     }
 
     /// Lets a request that has arrived go on to its permit, or refuses it.
-    pub(crate) fn arrives(&self) -> Result<(), ProxyError> {
+    pub(crate) fn check(&self) -> Result<(), ProxyError> {
         match self.on(Event::Arrives) {
             (Answer::Goes(_), _) => Ok(()),
             (_, retry_after) => Err(ProxyError::UpstreamUnavailable { retry_after }),
@@ -69,11 +69,7 @@ impl Breaker {
     ///
     /// # Errors
     /// That the upstream is unavailable, once it is known that the request cannot go before its `deadline`.
-    pub(crate) async fn connects(
-        &self,
-        arrived: Instant,
-        deadline: Instant,
-    ) -> Result<Attempt<'_>, ProxyError> {
+    pub(crate) async fn admit(&self, arrived: Instant, deadline: Instant) -> Result<Attempt<'_>, ProxyError> {
         if let (Answer::Goes(pass), _) = self.on(Event::Queues) {
             return Ok(Attempt { breaker: self, pass: Some(pass) });
         }
@@ -204,7 +200,7 @@ mod tests {
     }
 
     async fn fail(breaker: &Breaker) {
-        breaker.connects(Instant::now(), Instant::now()).await.unwrap().ended(false);
+        breaker.admit(Instant::now(), Instant::now()).await.unwrap().ended(false);
     }
 
     fn retry_after<T>(refused: &Result<T, ProxyError>) -> Option<Duration> {
@@ -219,18 +215,18 @@ mod tests {
         let breaker = breaker();
         let began = Instant::now();
         fail(&breaker).await;
-        assert_eq!(retry_after(&breaker.arrives()), Some(Duration::from_secs(5)));
-        let short = breaker.connects(began, began + Duration::from_millis(4999)).await;
+        assert_eq!(retry_after(&breaker.check()), Some(Duration::from_secs(5)));
+        let short = breaker.admit(began, began + Duration::from_millis(4999)).await;
         assert_eq!((retry_after(&short), began.elapsed()), (Some(Duration::from_secs(5)), Duration::ZERO));
-        let probe = breaker.connects(began, began + Duration::from_secs(5)).await.unwrap();
+        let probe = breaker.admit(began, began + Duration::from_secs(5)).await.unwrap();
         assert_eq!((probe.pass, began.elapsed()), (Some(Pass::Probe), Duration::from_secs(5)));
         // One without a wait is refused behind the probe, and is the probe itself where none is under way.
         assert_eq!(
-            retry_after(&breaker.connects(Instant::now(), Instant::now()).await),
+            retry_after(&breaker.admit(Instant::now(), Instant::now()).await),
             Some(Duration::from_secs(5))
         );
         drop(probe);
-        assert_eq!(breaker.connects(Instant::now(), Instant::now()).await.unwrap().pass, Some(Pass::Probe));
+        assert_eq!(breaker.admit(Instant::now(), Instant::now()).await.unwrap().pass, Some(Pass::Probe));
     }
 
     #[tokio::test(start_paused = true)]
@@ -244,7 +240,7 @@ mod tests {
             let (breaker, told) = (Arc::clone(&breaker), told.clone());
             let arrived = Instant::now() + Duration::from_micros(number);
             tokio::spawn(async move {
-                let attempt = breaker.connects(arrived, deadline).await.unwrap();
+                let attempt = breaker.admit(arrived, deadline).await.unwrap();
                 told.send((number, attempt.pass)).unwrap();
                 // Two probes fail, the third one reaches the upstream.
                 tokio::time::sleep(Duration::from_secs(1)).await;
