@@ -10,7 +10,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::plan::Plan;
-use super::rejection::{self, Asked, BodyRules};
+use super::rejection::{self, BodyRules, PauseDecision};
 use super::settling::Settling;
 use crate::config::model::LimitHeaders;
 use crate::limiter::{Receipt, UpstreamSignal, Window};
@@ -79,7 +79,7 @@ fn report(
         if quota.invalid > 0 {
             metrics.upstream_invalid_quota_headers(quota.invalid);
         }
-        let Asked { pauses, by_body } = rejection::asked(&plan.route, status, headers, quota.wait);
+        let PauseDecision { pauses, by_body } = rejection::decide(&plan.route, status, headers, quota.wait);
         let is_rejection = is_rejection || !pauses.is_empty();
         if is_rejection {
             metrics.upstream_rejected(status.as_u16());

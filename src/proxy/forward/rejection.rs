@@ -18,9 +18,9 @@ use crate::proxy::route::table::Route;
 /// The most bytes of a body that are looked at.
 const LOOKED_AT_MAX: usize = 64 * 1024;
 
-/// The pause that the head of a response asks for.
+/// The decision of a response's head about pauses.
 #[derive(Default)]
-pub(crate) struct Asked {
+pub(crate) struct PauseDecision {
     /// The limiters that it pauses.
     pub(crate) pauses: Vec<(LimiterName, AskedPause)>,
     /// The limiters of which the body decides.
@@ -39,13 +39,18 @@ pub(crate) fn concerns(route: &Route, status: StatusCode) -> bool {
 }
 
 /// Holds the head of a response against a route's rules. `wait` is how long the upstream asks to be left alone.
-pub(crate) fn asked(route: &Route, status: StatusCode, headers: &HeaderMap, wait: Option<Duration>) -> Asked {
-    let mut asked = Asked::default();
+pub(crate) fn decide(
+    route: &Route,
+    status: StatusCode,
+    headers: &HeaderMap,
+    wait: Option<Duration>,
+) -> PauseDecision {
+    let mut decision = PauseDecision::default();
     for ((name, _), rules) in route.rule.limiters.iter().zip(&route.rule.pause_rules) {
         let mut matching = rules.iter().filter(|rule| matches_head(rule, status, headers, wait));
         let Some(first) = matching.next() else { continue };
         if first.json.is_empty() {
-            asked.pauses.push((name.clone(), pause(first, wait)));
+            decision.pauses.push((name.clone(), pause(first, wait)));
             continue;
         }
         let mut rules = vec![first.clone()];
@@ -55,9 +60,9 @@ pub(crate) fn asked(route: &Route, status: StatusCode, headers: &HeaderMap, wait
                 break;
             }
         }
-        asked.by_body.push(ByBody { limiter: name.clone(), rules });
+        decision.by_body.push(ByBody { limiter: name.clone(), rules });
     }
-    asked
+    decision
 }
 
 fn matches_head(rule: &PauseRule, status: StatusCode, headers: &HeaderMap, wait: Option<Duration>) -> bool {
