@@ -108,7 +108,7 @@ pub(super) fn explain(table: &Table, request: Request<()>, body: Option<&[u8]>, 
             let (status, code, detail) = response::outline(error);
             json!({ "status": status, "error": code, "detail": detail })
         }),
-        "unknown": body.asked().map(|_| "the body, on which this depends"),
+        "unknown": body.need().map(|_| "the body, on which this depends"),
         "upstream": null,
         "limiters": [],
         "breaker": null,

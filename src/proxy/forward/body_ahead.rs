@@ -18,7 +18,7 @@ use super::admission::while_wanted;
 use crate::limiter::WaitingOutside;
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
-use crate::proxy::messages::body_facts::{Asked, BodyFacts};
+use crate::proxy::messages::body_facts::{BodyFacts, BodyNeed};
 use crate::proxy::messages::client_body::ClientBody;
 use crate::proxy::messages::{coding, request_body};
 use crate::proxy::net::body_memory::{BodyMemory, Used};
@@ -35,16 +35,16 @@ const TURNS_MAX: u8 = 3;
 /// `route` is the first one that needs it; `since` is the arrival of the request.
 pub(crate) async fn read(
     table: &Table,
-    (asked, route): (Asked, &Arc<Route>),
+    (need, route): (BodyNeed, &Arc<Route>),
     (client, since): (&Client, Instant),
     request: &mut Request<ClientBody>,
 ) -> Result<BodyFacts, ProxyError> {
     let length = request.body().size_hint().exact();
-    if let Some(length) = length.filter(|length| *length > asked.bytes_max) {
+    if let Some(length) = length.filter(|length| *length > need.bytes_max) {
         return Ok(BodyFacts::unlooked(length));
     }
     let coding = coding::name(request.headers());
-    let mut reading = Reading::new(request.body_mut(), asked.bytes_max, table.body_memory());
+    let mut reading = Reading::new(request.body_mut(), need.bytes_max, table.body_memory());
     let end = match arrived(&mut reading).await {
         Some(end) => end?,
         None => {
@@ -56,11 +56,11 @@ pub(crate) async fn read(
         }
     };
     let (blocks, read) = (std::mem::take(&mut reading.blocks), reading.bytes);
-    if end == End::NoMemory && asked.is_vital {
+    if end == End::NoMemory && need.is_vital {
         return Err(ProxyError::NoBodyMemory);
     }
     let facts = match end {
-        End::Whole => facts(&blocks, &coding, asked.bytes_max, table),
+        End::Whole => facts(&blocks, &coding, need.bytes_max, table),
         End::TooLarge | End::NoMemory => BodyFacts::unlooked(length.unwrap_or(read)),
     };
     let last = reading.last.take();

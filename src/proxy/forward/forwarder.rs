@@ -26,7 +26,7 @@ use super::send::send;
 use super::tunnel::Tunnel;
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::{Client, Sender};
-use crate::proxy::messages::body_facts::{Asked, BodyFacts};
+use crate::proxy::messages::body_facts::{BodyFacts, BodyNeed};
 use crate::proxy::messages::client_body::ClientBody;
 use crate::proxy::messages::form::Reader;
 use crate::proxy::messages::header_flags::HeaderFlags;
@@ -68,11 +68,11 @@ pub(crate) fn handle(
     let has_facts = !table.body_paths().is_empty() && !http_body::Body::is_end_stream(request.body());
     let body = if has_facts { BodyFacts::unread() } else { BodyFacts::nothing() };
     let made = Plan::make(table, client.sender(), &request, (flags, arrived, &body), &mut *record);
-    if let Some(asked) = body.asked()
-        && let Some(route) = asker(table, asked, &made, (&request, client.sender()))
+    if let Some(need) = body.need()
+        && let Some(route) = needing_route(table, need, &made, (&request, client.sender()))
     {
         record.routed(&route);
-        let again = Again { table: Arc::clone(table), asked, route, flags, arrived };
+        let again = Again { table: Arc::clone(table), need, route, flags, arrived };
         return Either::Left(Box::pin(answer_by_body(again, request, origin, record, client)));
     }
     Either::Right(match made {
@@ -100,13 +100,13 @@ struct Origin {
 
 /// Returns the route that needs the body, if it is to be read. That of a caller whom neither this route nor the one that was found
 /// knows is not.
-fn asker(
+fn needing_route(
     table: &Table,
-    asked: Asked,
+    need: BodyNeed,
     made: &Result<(Plan, PathAndQuery), ProxyError>,
     (request, sender): (&Request<ClientBody>, Sender<'_>),
 ) -> Option<Arc<Route>> {
-    let Some(rank) = asked.rank else { return made.as_ref().ok().map(|(plan, _)| Arc::clone(&plan.route)) };
+    let Some(rank) = need.rank else { return made.as_ref().ok().map(|(plan, _)| Arc::clone(&plan.route)) };
     let route = table.at_rank(rank)?;
     let may_be_known =
         || caller::identify(table.clients(), request.headers(), sender.names, Some(&route.rule)).is_ok();
@@ -117,7 +117,7 @@ fn asker(
 /// A plan that has to be made again, by the body.
 struct Again {
     table: Arc<Table>,
-    asked: Asked,
+    need: BodyNeed,
     route: Arc<Route>,
     flags: HeaderFlags,
     arrived: Instant,
@@ -155,8 +155,8 @@ async fn plan_by_body(
     record: &mut Record,
     client: &Client,
 ) -> Result<Box<(Plan, Outgoing)>, Box<(ProxyError, ClientBody)>> {
-    let Again { table, asked, route, flags, arrived } = again;
-    let read = body_ahead::read(&table, (asked, &route), (client, arrived), &mut request).await;
+    let Again { table, need, route, flags, arrived } = again;
+    let read = body_ahead::read(&table, (need, &route), (client, arrived), &mut request).await;
     let made = read.and_then(|body| {
         let (plan, target) = Plan::make(&table, client.sender(), &request, (flags, arrived, &body), record)?;
         let rule = &plan.route.rule;

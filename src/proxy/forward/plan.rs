@@ -73,7 +73,7 @@ impl Plan {
     /// Makes the plan, and the path and query for the upstream.
     ///
     /// The caller is identified first, so that an unknown one learns nothing of the routes. If a decision needed the body and it was not
-    /// read ([`BodyFacts::asked`]), the plan is that of a request without one.
+    /// read ([`BodyFacts::need`]), the plan is that of a request without one.
     pub(crate) fn make<B>(
         table: &Table,
         sender: Sender<'_>,

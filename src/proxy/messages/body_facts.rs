@@ -19,8 +19,9 @@ enum State {
     /// None: there is no body, or none that is looked into.
     Nothing,
     /// The body has not been read. Until then it is as one without facts.
-    Unread(Cell<Option<Asked>>),
-    Known(Known),
+    Unread(Cell<Option<BodyNeed>>),
+    /// The body has been read.
+    Read(ReadBody),
     /// It is too large to be looked into, or no JSON: so many bytes.
     Unlooked(u64),
 }
@@ -75,7 +76,7 @@ pub(crate) enum Content {
 
 /// The decisions that need a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct BodyNeed {
     /// The rank of the first route whose match does; `None` if only the route that was found does.
     pub(crate) rank: Option<u32>,
     /// The largest body that is of use, in bytes.
@@ -85,7 +86,7 @@ pub(crate) struct Asked {
 }
 
 /// A body that was read.
-struct Known {
+struct ReadBody {
     paths: Arc<BodyPaths>,
     /// The value at each path of one.
     found: Vec<Found>,
@@ -121,7 +122,7 @@ impl BodyFacts {
         });
         let Some((found, sizes, length)) = read else { return BodyFacts::unlooked(body.len() as u64) };
         let bytes = length.max(body.len()) as u64;
-        BodyFacts(State::Known(Known { paths: Arc::clone(paths), found, sizes, bytes }))
+        BodyFacts(State::Read(ReadBody { paths: Arc::clone(paths), found, sizes, bytes }))
     }
 
     /// Returns whether the body has still to be read.
@@ -130,22 +131,22 @@ impl BodyFacts {
     }
 
     /// Returns which decisions need a body that was not read.
-    pub(crate) fn asked(&self) -> Option<Asked> {
+    pub(crate) fn need(&self) -> Option<BodyNeed> {
         match &self.0 {
-            State::Unread(asked) => asked.get(),
-            State::Nothing | State::Known(_) | State::Unlooked(_) => None,
+            State::Unread(need) => need.get(),
+            State::Nothing | State::Read(_) | State::Unlooked(_) => None,
         }
     }
 
     /// Notes that the match of a route needs the body, up to a size.
     pub(crate) fn ask_for_match(&self, rank: u32, bytes_max: u64) {
-        self.ask(Asked { rank: Some(rank), bytes_max, is_vital: true });
+        self.ask(BodyNeed { rank: Some(rank), bytes_max, is_vital: true });
     }
 
-    fn ask(&self, more: Asked) {
-        let State::Unread(asked) = &self.0 else { return };
-        let before = asked.get().unwrap_or(more);
-        asked.set(Some(Asked {
+    fn ask(&self, more: BodyNeed) {
+        let State::Unread(need) = &self.0 else { return };
+        let before = need.get().unwrap_or(more);
+        need.set(Some(BodyNeed {
             rank: before.rank.or(more.rank),
             bytes_max: before.bytes_max.max(more.bytes_max),
             is_vital: before.is_vital || more.is_vital,
@@ -187,18 +188,18 @@ impl<'a> Body<'a> {
         match &self.facts.0 {
             State::Nothing => Content::Nothing,
             State::Unread(_) => {
-                self.facts.ask(Asked { rank: None, bytes_max: self.bytes_max, is_vital: false });
+                self.facts.ask(BodyNeed { rank: None, bytes_max: self.bytes_max, is_vital: false });
                 Content::Unread
             }
             State::Unlooked(bytes) => Content::Length(*bytes),
-            State::Known(known) if known.bytes > self.bytes_max => Content::Length(known.bytes),
-            State::Known(known) => Content::Json(known.bytes),
+            State::Read(known) if known.bytes > self.bytes_max => Content::Length(known.bytes),
+            State::Read(known) => Content::Json(known.bytes),
         }
     }
 
     /// Returns what was found at a path of a body that was read.
     pub(crate) fn found(self, path: &JsonPath) -> &'a Found {
-        let State::Known(known) = &self.facts.0 else { return &Found::Nothing };
+        let State::Read(known) = &self.facts.0 else { return &Found::Nothing };
         let place = known.paths.values.iter().position(|known| known == path);
         let found = place.filter(|_| known.bytes <= self.bytes_max).and_then(|place| known.found.get(place));
         found.unwrap_or(&Found::Nothing)
@@ -206,14 +207,14 @@ impl<'a> Body<'a> {
 
     /// Returns the size of the text at a path; `None` without one.
     pub(crate) fn size(self, path: &JsonPath) -> Option<TextSize> {
-        let State::Known(known) = &self.facts.0 else { return None };
+        let State::Read(known) = &self.facts.0 else { return None };
         let place = known.paths.texts.iter().position(|known| known == path)?;
         known.sizes.get(place).copied().flatten()
     }
 
     fn value(self, path: &JsonPath, is_vital: bool) -> Result<Option<&'a str>, ProxyError> {
         if self.facts.is_unread() {
-            self.facts.ask(Asked { rank: None, bytes_max: self.bytes_max, is_vital });
+            self.facts.ask(BodyNeed { rank: None, bytes_max: self.bytes_max, is_vital });
         }
         match self.found(path) {
             Found::Nothing | Found::Other => Ok(None),
@@ -236,12 +237,12 @@ mod tests {
     #[test]
     fn an_unread_body_notes_what_it_is_needed_for() {
         let facts = BodyFacts::unread();
-        assert_eq!(facts.asked(), None);
+        assert_eq!(facts.need(), None);
         assert_eq!(facts.up_to(10).useful(&path("n")).unwrap(), None);
-        assert_eq!(facts.asked(), Some(Asked { rank: None, bytes_max: 10, is_vital: false }));
+        assert_eq!(facts.need(), Some(BodyNeed { rank: None, bytes_max: 10, is_vital: false }));
         facts.ask_for_match(3, 5);
         facts.ask_for_match(4, 20);
-        assert_eq!(facts.asked(), Some(Asked { rank: Some(3), bytes_max: 20, is_vital: true }));
+        assert_eq!(facts.need(), Some(BodyNeed { rank: Some(3), bytes_max: 20, is_vital: true }));
         assert!(facts.is_unread() && !BodyFacts::nothing().is_unread());
     }
 
