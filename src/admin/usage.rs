@@ -9,7 +9,7 @@ use super::response::{self, Response};
 use crate::usage::{Book, By, Counts, KEPT_FOR, Per};
 
 /// The question that a query asks.
-struct Asked {
+struct UsageQuery {
     by: By,
     per: Per,
     /// From the period that holds the first instant to the one that holds the second, in seconds since the Unix epoch.
@@ -18,8 +18,8 @@ struct Asked {
 
 /// Answers with the counts of the period that runs, or of a range: `by=client|route|limiter`, `per=1h|1d`, `from=` and `to=` (RFC 3339).
 pub(super) async fn show(book: &Book, query: Option<&str>) -> Response {
-    let Asked { by, per, range } = match asked(query.unwrap_or_default(), book.now_us() / 1_000_000) {
-        Ok(asked) => asked,
+    let UsageQuery { by, per, range } = match parse(query.unwrap_or_default(), book.now_us() / 1_000_000) {
+        Ok(parsed) => parsed,
         Err(detail) => return response::problem(StatusCode::BAD_REQUEST, &detail),
     };
     let report = match book.read(by, per, range).await {
@@ -51,8 +51,8 @@ pub(super) async fn show(book: &Book, query: Option<&str>) -> Response {
 }
 
 /// Reads a query. `now` is in seconds since the Unix epoch.
-fn asked(query: &str, now: u64) -> Result<Asked, String> {
-    let mut asked = Asked { by: By::Client, per: Per::Hour, range: None };
+fn parse(query: &str, now: u64) -> Result<UsageQuery, String> {
+    let mut parsed = UsageQuery { by: By::Client, per: Per::Hour, range: None };
     let (mut from, mut to) = (None, None);
     for (key, value) in form_urlencoded::parse(query.as_bytes()) {
         let instant = || {
@@ -61,8 +61,8 @@ fn asked(query: &str, now: u64) -> Result<Asked, String> {
             instant.ok_or_else(|| format!("{key} must be an instant such as 2026-11-25T18:00:00Z"))
         };
         match &*key {
-            "by" => asked.by = By::named(&value).ok_or("by must be client, route or limiter")?,
-            "per" => asked.per = Per::named(&value).ok_or("per must be 1h or 1d")?,
+            "by" => parsed.by = By::named(&value).ok_or("by must be client, route or limiter")?,
+            "per" => parsed.per = Per::named(&value).ok_or("per must be 1h or 1d")?,
             "from" => from = Some(instant()?),
             "to" => to = Some(instant()?),
             _ => return Err(format!("{key} is not known; known: by, per, from, to")),
@@ -73,9 +73,9 @@ fn asked(query: &str, now: u64) -> Result<Asked, String> {
         if from > to {
             return Err("from must not be later than to, or than now".to_owned());
         }
-        asked.range = Some((from.max(now.saturating_sub(KEPT_FOR.as_secs())), to));
+        parsed.range = Some((from.max(now.saturating_sub(KEPT_FOR.as_secs())), to));
     }
-    Ok(asked)
+    Ok(parsed)
 }
 
 fn time(unix_us: u64) -> Value {
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn a_query_names_the_periods() {
         let now = 1_800_000_000;
-        let read = |query: &str| asked(query, now).map(|asked| (asked.by, asked.per, asked.range));
+        let read = |query: &str| parse(query, now).map(|parsed| (parsed.by, parsed.per, parsed.range));
         assert_eq!(read(""), Ok((By::Client, Per::Hour, None)));
         assert_eq!(read("by=route&per=1d"), Ok((By::Route, Per::Day, None)));
         assert_eq!(read("from=2027-01-15T06:00:00Z"), Ok((By::Client, Per::Hour, Some((now - 7200, now)))));

@@ -7,9 +7,9 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use super::check;
-use super::explain::Asked;
+use super::explain::ExplainArguments;
 use super::remote::{Remote, Which};
-use super::usage;
+use super::usage::UsageArguments;
 
 /// The command line of the binary.
 #[derive(Debug, Parser)]
@@ -46,7 +46,7 @@ pub enum Command {
 
     /// Explain what would become of a request: route, upstream, headers, limiters
     #[command(after_help = EXPLAIN_HELP)]
-    Explain(Asked),
+    Explain(ExplainArguments),
 
     /// Make a running weir read its configuration again: prints the changes, or exits 1 with every problem
     #[command(after_help = RELOAD_HELP)]
@@ -121,7 +121,7 @@ pub enum Command {
 
     /// Show who has used what, in the whole fleet: by client, route or limiter
     #[command(after_help = USAGE_HELP)]
-    Usage(usage::Asked),
+    Usage(UsageArguments),
 
     /// Check whether a running weir can serve: exit 0, or 1 with the reason
     #[command(after_help = HEALTH_HELP)]

@@ -30,7 +30,7 @@ const ASKED_BYTES_MAX: usize = 15 * 1024;
 
 /// The request to explain, and by which weir.
 #[derive(Debug, Args)]
-pub struct Asked {
+pub struct ExplainArguments {
     /// The method
     method: String,
     /// The URL as the application sends it to weir, or its path
@@ -76,16 +76,16 @@ pub enum ExplainError {
 ///
 /// # Errors
 /// If there is no explanation, or it cannot be printed.
-pub async fn run(mut asked: Asked) -> Result<ExitCode, ExplainError> {
-    if let Some(data) = &asked.data {
-        asked.headers.push(format!("content-length: {}", data.len()));
+pub async fn run(mut arguments: ExplainArguments) -> Result<ExitCode, ExplainError> {
+    if let Some(data) = &arguments.data {
+        arguments.headers.push(format!("content-length: {}", data.len()));
     }
-    let document = match &asked.config {
-        Some(path) => by_file(path, &asked)?,
-        None => asked.remote.get(&path_of(&asked)?).await?,
+    let document = match &arguments.config {
+        Some(path) => by_file(path, &arguments)?,
+        None => arguments.remote.get(&path_of(&arguments)?).await?,
     };
     let mut output = std::io::stdout().lock();
-    unless_closed(if asked.remote.wants_json() {
+    unless_closed(if arguments.remote.wants_json() {
         writeln!(output, "{document:#}")
     } else {
         write!(output, "{}", aligned(&rows(&document)))
@@ -94,24 +94,25 @@ pub async fn run(mut asked: Asked) -> Result<ExitCode, ExplainError> {
 }
 
 /// Explains a request by a configuration, with limiters that nobody has used.
-fn by_file(path: &Path, asked: &Asked) -> Result<Value, ExplainError> {
+fn by_file(path: &Path, arguments: &ExplainArguments) -> Result<Value, ExplainError> {
     let config: Arc<Config> = config::load(path)?.config;
-    let request = admin::asked(&asked.method, &asked.url, &asked.headers).map_err(ExplainError::Request)?;
+    let request =
+        admin::asked(&arguments.method, &arguments.url, &arguments.headers).map_err(ExplainError::Request)?;
     let (metrics, clock) = (Metrics::new(), Clock::start());
     let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
     let prepared = limiters.prepare(&config.limiters);
     let proxy =
         Proxy::new(metrics, Usage::default(), Spans::default(), &config, &prepared, Reach::default())?;
-    Ok(proxy.explain(request, asked.data.as_deref().map(str::as_bytes), asked.from).document)
+    Ok(proxy.explain(request, arguments.data.as_deref().map(str::as_bytes), arguments.from).document)
 }
 
-/// Returns what a running weir is asked.
-fn path_of(asked: &Asked) -> Result<String, ExplainError> {
+/// Returns the path that asks a running weir for the explanation.
+fn path_of(arguments: &ExplainArguments) -> Result<String, ExplainError> {
     let mut query = form_urlencoded::Serializer::new(String::new());
-    query.append_pair("method", &asked.method).append_pair("url", &asked.url);
-    query.append_pair("from", &asked.from.to_string());
-    query.extend_pairs(asked.data.iter().map(|data| ("body", data)));
-    query.extend_pairs(asked.headers.iter().map(|header| ("header", header)));
+    query.append_pair("method", &arguments.method).append_pair("url", &arguments.url);
+    query.append_pair("from", &arguments.from.to_string());
+    query.extend_pairs(arguments.data.iter().map(|data| ("body", data)));
+    query.extend_pairs(arguments.headers.iter().map(|header| ("header", header)));
     let path = format!("/api/explain?{}", query.finish());
     if path.len() > ASKED_BYTES_MAX {
         let message = format!(

@@ -28,7 +28,7 @@ struct RuntimeError(#[source] io::Error);
 pub fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
     let code = match cli.command {
         Command::Check { file, options } => start()?.block_on(check::run(&file.into_path(), options))?,
-        Command::Explain(asked) => start()?.block_on(explain::run(asked))?,
+        Command::Explain(arguments) => start()?.block_on(explain::run(arguments))?,
         Command::Reload { remote } => start()?.block_on(remote::reload(remote))?,
         Command::Completions { shell } => completions::run(shell)?,
         Command::Man { directory } => man::run(directory.as_deref())?,
@@ -47,7 +47,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
         Command::Resume { which, remote } => start()?.block_on(remote::act(remote, which, "resume", None))?,
         Command::Reset { which, remote } => start()?.block_on(remote::act(remote, which, "reset", None))?,
         Command::Replicas { remote } => start()?.block_on(remote::replicas(remote))?,
-        Command::Usage(asked) => start()?.block_on(usage::run(asked))?,
+        Command::Usage(arguments) => start()?.block_on(usage::run(arguments))?,
         Command::Health { remote } => start()?.block_on(remote::health(remote))?,
         Command::Demo { seconds } => {
             run_to_end(demo::run(seconds))??;

@@ -15,7 +15,7 @@ const COUNTS: [&str; 4] = ["granted", "refused", "waited", "cancelled"];
 
 /// The question, and the form of the answer.
 #[derive(Debug, Args)]
-pub struct Asked {
+pub struct UsageArguments {
     /// Divide the use by client, route or limiter
     #[arg(long, value_enum, default_value = "client")]
     by: By,
@@ -57,24 +57,24 @@ impl By {
 ///
 /// # Errors
 /// If there is no answer, or it cannot be printed.
-pub async fn run(asked: Asked) -> Result<ExitCode, RemoteError> {
+pub async fn run(arguments: UsageArguments) -> Result<ExitCode, RemoteError> {
     let mut query = form_urlencoded::Serializer::new(String::new());
-    query.append_pair("by", asked.by.as_str()).append_pair("per", &asked.per);
-    for (name, instant) in [("from", &asked.from), ("to", &asked.to)] {
+    query.append_pair("by", arguments.by.as_str()).append_pair("per", &arguments.per);
+    for (name, instant) in [("from", &arguments.from), ("to", &arguments.to)] {
         if let Some(instant) = instant {
             query.append_pair(name, instant);
         }
     }
-    let answer = asked.remote.get(&format!("/api/usage?{}", query.finish())).await?;
+    let answer = arguments.remote.get(&format!("/api/usage?{}", query.finish())).await?;
     let mut output = std::io::stdout().lock();
-    if asked.remote.wants_json() {
+    if arguments.remote.wants_json() {
         writeln!(output, "{answer:#}")?;
-    } else if asked.csv {
-        for row in rows(&answer, asked.by) {
+    } else if arguments.csv {
+        for row in rows(&answer, arguments.by) {
             writeln!(output, "{}", row.iter().map(|cell| csv(cell)).collect::<Vec<_>>().join(","))?;
         }
     } else {
-        let mut rows = rows(&answer, asked.by);
+        let mut rows = rows(&answer, arguments.by);
         rows[0].iter_mut().for_each(|cell| *cell = cell.to_uppercase());
         write!(output, "{}", aligned(&rows))?;
         writeln!(output, "whole since {}", plain(&answer["since"]))?;

@@ -37,7 +37,7 @@ struct Telling<'a> {
 }
 
 #[derive(Serialize)]
-struct Asked<'a> {
+struct UsageArguments<'a> {
     given_now: u64,
     kept_for: u64,
     caller: u64,
@@ -74,8 +74,13 @@ impl RedisUsage {
                 let counts = [granted, refused, waited, cancelled].map(Cell::Count);
                 std::iter::once(Cell::Name(name)).chain(counts)
             });
-            let values =
-                Asked { given_now: 0, kept_for, caller: self.replica, number, rows: cells.collect() };
+            let values = UsageArguments {
+                given_now: 0,
+                kept_for,
+                caller: self.replica,
+                number,
+                rows: cells.collect(),
+            };
             Arguments::new(keys, &values)
         };
         self.store.ask(StoreOp::Usage, OWNER, |context| arguments(context.prefix), answers::usage).await
