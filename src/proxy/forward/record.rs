@@ -39,12 +39,12 @@ pub(crate) struct Record {
     path: Box<str>,
     access_log: Option<AccessRule>,
     callers: Arc<Callers>,
-    permits: Permits,
+    permits: PermitCount,
     client: Arc<Client>,
 }
 
-/// The permits of a request that are not counted yet.
-enum Permits {
+/// The count of a request's permits, which waits until it is known what becomes of them.
+enum PermitCount {
     /// None: it has asked for none, or they are counted.
     Counted,
     /// So many are asked for, or held.
@@ -144,7 +144,7 @@ impl Record {
             path: path.into(),
             access_log,
             callers: Arc::clone(table.no_route()),
-            permits: Permits::Counted,
+            permits: PermitCount::Counted,
             client: Arc::clone(client),
         }
     }
@@ -169,27 +169,27 @@ impl Record {
 
     /// Notes that the request asks for permits. Those are counted once, when it is known what becomes of them.
     pub(crate) fn note_asked(&mut self, costs: Costs) {
-        self.permits = Permits::Asked(costs);
+        self.permits = PermitCount::Asked(costs);
     }
 
     /// Notes that the request is on its way upstream with its permits.
     pub(crate) fn note_sent(&mut self, permit: Option<&Permit>) {
-        if let Permits::Asked(costs) = &self.permits {
+        if let PermitCount::Asked(costs) = &self.permits {
             let by = permit.map_or(Provenance::Store, Permit::provenance);
-            self.permits = Permits::Sent(costs.clone(), by);
+            self.permits = PermitCount::Sent(costs.clone(), by);
         }
     }
 
     /// Notes that nothing of the request was sent after all.
     pub(crate) fn note_unsent(&mut self) {
-        if let Permits::Sent(costs, _) = &self.permits {
-            self.permits = Permits::Asked(costs.clone());
+        if let PermitCount::Sent(costs, _) = &self.permits {
+            self.permits = PermitCount::Asked(costs.clone());
         }
     }
 
     /// Counts the permits that a limiter refused.
     pub(crate) fn permits_refused(&mut self, limiter: &LimiterName) {
-        if let Permits::Asked(costs) = std::mem::replace(&mut self.permits, Permits::Counted) {
+        if let PermitCount::Asked(costs) = std::mem::replace(&mut self.permits, PermitCount::Counted) {
             self.counts().refused(&costs, limiter);
         }
     }
@@ -197,10 +197,10 @@ impl Record {
     /// Counts the permits, which were used if the request has gone upstream.
     pub(crate) fn count_permits(&mut self) {
         let has_waited = !self.wait.total.is_zero();
-        match std::mem::replace(&mut self.permits, Permits::Counted) {
-            Permits::Counted => {}
-            Permits::Asked(costs) => self.counts().cancelled(&costs),
-            Permits::Sent(costs, by) => self.counts().granted(&costs, by, has_waited),
+        match std::mem::replace(&mut self.permits, PermitCount::Counted) {
+            PermitCount::Counted => {}
+            PermitCount::Asked(costs) => self.counts().cancelled(&costs),
+            PermitCount::Sent(costs, by) => self.counts().granted(&costs, by, has_waited),
         }
     }
 
