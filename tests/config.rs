@@ -1586,7 +1586,7 @@ fn values_that_may_be_credentials_are_shown_nowhere() {
 
 /// Each part of a route that reads bodies, and what is wrong with it.
 #[test]
-fn what_reads_bodies_must_be_able_to() {
+fn each_setting_that_reads_bodies_is_checked() {
     let file = |server: &str, key: &str, route: &str| {
         format!(
             "server: {server}\nlimiters:\n  a: {{limits: [9/1s], key: ['{key}']}}\nroutes:\n  - name: r\n    match: {{}}\n    \

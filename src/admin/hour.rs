@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_between_two_samples_is_a_mark() {
+    fn a_change_between_two_samples_is_a_mark() {
         let mut hour = Hour::default();
         hour.add(0, seen(&["a"], false));
         hour.add(1, seen(&["a"], true));

@@ -246,7 +246,7 @@ mod tests {
 
     /// The first event of a stream tells the input, and the last one tells it again.
     #[test]
-    fn what_two_events_tell_counts_once() {
+    fn a_number_that_two_events_tell_counts_once() {
         let paths =
             |texts: &[&str]| texts.iter().map(|text| JsonPath::parse(text).unwrap()).collect::<Vec<_>>();
         let written = paths(&["usage.written", "message.usage.written", "usage.read"]);

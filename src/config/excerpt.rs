@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_secret_is_hidden() {
+    fn text_behind_a_secret_is_hidden() {
         let mut source = Source::new("a: {token: abc, read_token: def}\nb: 1\n");
         source.hide(vec![Mark { line: 1, column: 29 }, Mark { line: 1, column: 12 }]);
         assert_eq!(shown(&source, 1, 17), ["    1 | a: {token: ***", "      |               ^"]);

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_left_is_written_at_the_end() {
+    async fn remaining_counts_are_written_at_the_end() {
         let (usage, store) = (Usage::default(), Arc::new(MemoryUsage::default()));
         let book = Book::new(usage.clone(), store.clone(), Arc::default());
         usage.cell(By::Limiter, &"l".into()).add(granted(3));

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_the_window_makes_room() {
+    fn use_that_leaves_the_window_makes_room() {
         // 0.9 a second for an hour, and 1.1 from now on: 360 are left, and lessen by 0.2 a second.
         let mut parts = [270.0; PARTS];
         (parts[0], parts[12]) = (0.0, 270.0);

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_left_the_window_is_forgotten() {
+    fn samples_that_left_the_window_are_forgotten() {
         let mut pace = Pace::new(HOUR);
         pace.sample(0, 7);
         assert_eq!(pace.lately(0), Lately { permits: 0, over_us: 0, first_ago_us: None });

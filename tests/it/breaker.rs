@@ -75,7 +75,7 @@ async fn an_upstream_that_is_down_is_left_alone_until_a_probe_reaches_it() {
 }
 
 #[tokio::test]
-async fn what_waits_keeps_its_order_while_the_upstream_restarts() {
+async fn queued_requests_keep_their_order_while_the_upstream_restarts() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let port = upstream.address().port();

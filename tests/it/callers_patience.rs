@@ -50,7 +50,7 @@ async fn call(url: String) -> bool {
 }
 
 #[tokio::test]
-async fn nobody_is_answered_after_having_left() {
+async fn a_request_is_sent_only_if_its_caller_will_wait_for_the_answer() {
     let _lane = lane::shared().await;
     let upstream = slow_upstream().await;
     let url = upstream.url();

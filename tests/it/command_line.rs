@@ -311,7 +311,7 @@ routes:
 ";
 
 #[tokio::test]
-async fn what_is_valid_and_hardly_meant_is_a_warning() {
+async fn check_warns_of_valid_settings_that_are_hardly_meant() {
     let _lane = lane::shared().await;
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("weir.yaml");

@@ -57,7 +57,7 @@ async fn each_limiter_takes_its_own_cost_or_none_does() {
 }
 
 #[tokio::test]
-async fn who_is_next_gets_its_slot_whatever_it_costs() {
+async fn the_next_request_gets_its_slot_whatever_its_cost() {
     lane::calm(async || {
         let (redis, upstream) = (RedisServer::start().await, Upstream::start());
         let queue = ", queue: {timeout: 60s, max_waiting: 1000}";

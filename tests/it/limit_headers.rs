@@ -85,7 +85,7 @@ async fn an_answer_tells_what_the_fleet_has_left() {
 
 /// The headers cost no call.
 #[tokio::test]
-async fn what_is_left_is_told_without_a_call() {
+async fn limit_headers_cost_no_store_call() {
     let _lane = lane::shared().await;
     let (upstream, redis) = (Upstream::start(), RedisServer::start().await);
     let limiters = [("api", "{limits: [100/1h]}")];

@@ -219,7 +219,7 @@ async fn a_class_has_its_own_queue_and_refusals() {
 }
 
 #[tokio::test]
-async fn who_waits_is_shown_by_class_and_caller() {
+async fn waiting_requests_are_shown_by_class_and_caller() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     let share = ", share: {by: header:x-caller, classes: [{name: interactive, of: [web], floor: 20%}, {name: batch}]}";

@@ -35,7 +35,7 @@ fn telling(status: u16, usage: &str) -> Reply {
 }
 
 #[tokio::test]
-async fn what_was_used_counts_where_the_provider_says_so() {
+async fn reported_usage_replaces_the_estimate() {
     let _lane = lane::shared().await;
     let (upstream, redis) = (Upstream::start(), RedisServer::start().await);
     let cost = "{estimate: {input: {of: messages}, output: {first_of: max_tokens}}, \

@@ -3,7 +3,7 @@
 use super::{Court, Event, FLUSH, LimiterModel, S, STATE, State, What, limiter, sliding};
 
 #[test]
-fn what_is_too_old_is_forgotten() {
+fn old_states_are_forgotten() {
     let mut court = Court::new(&[limiter(&[sliding(1000, S)])]);
     for second in 0..200 {
         let state = State { partition: Some(second), ..STATE };

@@ -21,7 +21,7 @@ fn one_that_lives_on_knows_what_was_granted() {
 }
 
 #[test]
-fn what_all_knew_who_ended_with_the_memory_is_forgotten() {
+fn grants_are_forgotten_once_the_last_replica_that_knew_them_ends() {
     let mut witnesses = two();
     witnesses.lost(10 * S);
     witnesses.gone(10 * S, 0);
@@ -31,7 +31,7 @@ fn what_all_knew_who_ended_with_the_memory_is_forgotten() {
 }
 
 #[test]
-fn who_has_joined_lately_knows_too_little() {
+fn a_replica_that_joined_lately_knows_too_little() {
     let mut witnesses = two();
     witnesses.gone(10 * S, 0);
     witnesses.started(10 * S, 2);
@@ -41,7 +41,7 @@ fn who_has_joined_lately_knows_too_little() {
 }
 
 #[test]
-fn who_replaces_others_in_an_outage_knows_nothing() {
+fn a_replica_that_replaces_others_in_an_outage_knows_nothing() {
     let mut witnesses = two();
     witnesses.away(10 * S);
     witnesses.lost(11 * S);

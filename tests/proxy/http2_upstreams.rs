@@ -143,7 +143,7 @@ async fn a_head_of_many_kilobytes_passes_over_http2_too() {
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(15);
 
 #[tokio::test]
-async fn who_leaves_while_a_connection_is_opened_is_not_sent() {
+async fn a_request_whose_client_leaves_during_the_connect_is_not_sent() {
     // It accepts connections, and takes no part in the handshake of TLS.
     let up = scripted_upstream(|mut socket, up| async move {
         let _ = socket.read_to_end(&mut Vec::new()).await;

@@ -317,7 +317,7 @@ async fn no_redirect_of_an_upstream_with_a_base_path_leads_elsewhere() {
 }
 
 #[tokio::test]
-async fn what_a_trusted_proxy_says_of_the_caller_goes_on() {
+async fn headers_of_a_trusted_proxy_about_the_caller_are_forwarded() {
     let up = upstream(mirror).await;
     let mut rule = rule("/", &up);
     rule.forwarded_headers = true;

@@ -165,7 +165,7 @@ routes:
     }
 
     #[test]
-    fn what_stands_behind_a_colon_without_its_space_is_no_name() {
+    fn text_behind_a_colon_without_a_space_is_never_shown() {
         for text in [
             "admin: {token:s3cret}\n",
             "admin: {tokens:s3cret}\n",

@@ -179,7 +179,7 @@ async fn certificates_are_followed_whose_paths_hold_variables() {
 }
 
 #[tokio::test]
-async fn what_is_being_written_is_no_new_content_yet() {
+async fn a_file_that_is_being_written_is_no_new_content_yet() {
     let (_directory, path) = directory();
     let mut watch = Watch::new(&path);
     // As on a network mount: no event, and a poll that comes in the middle.

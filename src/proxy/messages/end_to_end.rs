@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_with_the_connection_has_no_value() {
+    fn a_header_that_ends_with_the_connection_has_no_value() {
         let mut headers = HeaderMap::new();
         let ended = ["keep-alive", "te", "proxy-authorization", "upgrade"].map(HeaderName::from_static);
         for name in &ended {

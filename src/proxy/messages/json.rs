@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_behind_the_value_does_not_matter() {
+    fn text_behind_the_value_does_not_matter() {
         for document in [r#"{"a": "b", "c": [[[[{"#, r#"{"a": "b"} and more"#, r#"{"a": "b", "a": "c"}"#] {
             assert_eq!(at(document, "a").as_deref(), Some("b"), "{document}");
         }

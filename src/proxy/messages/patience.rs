@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_for_a_slow_upstream_is_half_at_most() {
+    fn at_most_half_of_the_patience_is_left_for_a_slow_upstream() {
         let patience = read(&[rule(Leave::Auto)], &[("x-server-timeout", "4")]).unwrap().unwrap();
         let slow = || Duration::from_secs(60);
         assert_eq!(patience.wait(slow), Duration::from_secs(2));

@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_bounded() {
+    fn saved_retries_are_bounded() {
         let budget = RetryBudget::default();
         (0..1000).for_each(|_| budget.add(1_000_000));
         assert_eq!((0..100).filter(|_| budget.take()).count(), 10);

@@ -77,7 +77,7 @@ fn the_last_copy_of_a_replica_is_not_read_again() {
 
 /// Five replicas that are silent made each heartbeat of the others read all that they had been granted.
 #[test]
-fn who_has_the_copy_of_a_silent_member_looks_for_a_later_one_now_and_then() {
+fn a_later_copy_of_a_silent_member_is_seldom_looked_for() {
     let mut fleet = new_fleet();
     let epoch = fleet.begin(0);
     let lasting = Micros(60 * SECOND);

@@ -126,7 +126,7 @@ fn a_copy_that_is_not_final_is_charged_where_it_was_granted_and_the_rest_at_the_
 }
 
 #[test]
-fn what_a_late_report_shares_with_a_copy_counts_once() {
+fn grants_in_both_a_late_report_and_a_copy_count_once() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let second = lose_with_two(&mut fleet, 4, &[(200_000, 3)]);
     restore(&mut fleet, SECOND + 300_000, second, false);
@@ -344,7 +344,7 @@ fn a_silence_soon_after_the_clock_was_set_back_is_a_doubt() {
 
 /// The clock is set ahead by eight seconds: permits of a member that has ended would seem to matter so much shorter.
 #[test]
-fn what_an_ended_member_was_granted_matters_as_long_where_the_clock_is_set_ahead() {
+fn grants_of_an_ended_member_matter_as_long_if_the_clock_is_set_ahead() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let first = fleet.begin(0);
     let reported = Reported { memory: first, epoch: first };
@@ -441,7 +441,7 @@ fn a_member_that_stands_still_behind_a_long_outage_may_have_been_granted_its_sha
 }
 
 #[test]
-fn what_a_silent_member_may_have_granted_alone_is_charged_by_the_time() {
+fn possible_offline_grants_of_a_silent_member_are_charged_by_the_time() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let rule = Rule { rate: 100, window: Micros(100 * SECOND), ..fleet.limiter_ref.rules[0].clone() };
     fleet.limiter_ref.rules = [rule].into();

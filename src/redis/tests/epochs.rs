@@ -215,7 +215,7 @@ fn silence(fleet: &mut Fleet, last: u64, first: u64) -> HeartbeatAnswer {
 }
 
 #[test]
-fn who_was_cut_off_before_a_silence_owes_no_report_of_it() {
+fn a_member_cut_off_before_a_silence_owes_no_report_of_it() {
     // Twice the time that a new epoch takes to open.
     for (last, owes) in [(1_399_999, Reports::Complete), (1_400_000, Reports::Awaited)] {
         let mut fleet = new_fleet();
@@ -230,7 +230,7 @@ fn who_was_cut_off_before_a_silence_owes_no_report_of_it() {
 }
 
 #[test]
-fn who_is_counted_no_more_was_granted_nothing_in_a_silence() {
+fn a_member_counted_no_more_was_granted_nothing_in_a_silence() {
     let mut fleet = new_fleet();
     let first = fleet.begin(0);
     let reported = Reported { memory: first, epoch: first };

@@ -100,7 +100,7 @@ fn a_silent_member_is_counted_for_a_while_and_a_probe_changes_nothing() {
 }
 
 #[test]
-fn what_a_replica_says_of_its_last_answer_is_never_taken_for_later_or_earlier_than_it_can_be() {
+fn the_reported_instant_of_the_last_answer_is_clamped() {
     for heard in [START + 50 * SECOND, 1] {
         let mut fleet = new_fleet();
         let epoch = fleet.begin(0);
@@ -155,7 +155,7 @@ fn a_server_without_memory_learns_of_members_whose_permits_matter() {
 
 /// Each end of a replica closed new limiters and partitions for as long as its permits might have mattered.
 #[test]
-fn who_has_left_with_nothing_that_matters_is_not_awaited_again() {
+fn a_member_that_left_without_permits_that_matter_is_not_awaited() {
     let mut fleet = new_fleet();
     let epoch = fleet.begin(0);
     fleet.send(100_000, &heartbeat(100_000, 1, epoch));
@@ -259,7 +259,7 @@ fn moved(fleet: &mut Fleet, after: u64, followed: u64, known_epoch: u64) -> Opti
 }
 
 #[test]
-fn who_follows_is_told_of_all_that_has_moved_since() {
+fn a_heartbeat_answer_names_all_that_has_moved_since_the_last() {
     let mut fleet = new_fleet();
     let epoch = fleet.begin(0);
     fleet.beat(100_000, 1, epoch, Reported { memory: epoch, epoch });

@@ -151,7 +151,7 @@ fn each_preset_reads_its_providers_answers_however_they_are_cut() {
 }
 
 #[test]
-fn what_is_no_number_that_may_be_meant_is_nothing() {
+fn only_a_whole_number_at_its_path_is_found() {
     for (body, expected) in [
         (r#"{"usage": null}"#, None),
         (r#"{"usage": {"total_tokens": null}}"#, None),
