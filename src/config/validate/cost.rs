@@ -81,14 +81,10 @@ fn usage(
     settle: &Given<'_, schema::Settle>,
     (preset, combine): (Option<&Preset>, Option<Combine>),
 ) -> Option<Option<Usage>> {
-    let mut places = |given: &Given<'_, Option<Paths>>, of_preset: fn(&Preset) -> &'static [&'static str]| {
-        let own = given.checked(|paths| json_paths(check, &paths))?;
-        Some(own.unwrap_or_else(|| parsed(preset.map(of_preset).unwrap_or_default())))
-    };
-    let input = places(&key!(settle.input), |preset| preset.input);
-    let output = places(&key!(settle.output), |preset| preset.output);
-    let plus = places(&key!(settle.plus), |preset| preset.plus);
-    let cached = places(&key!(settle.cached), |preset| preset.cached);
+    let input = paths_or(check, &key!(settle.input), preset, |preset| preset.input);
+    let output = paths_or(check, &key!(settle.output), preset, |preset| preset.output);
+    let plus = paths_or(check, &key!(settle.plus), preset, |preset| preset.plus);
+    let cached = paths_or(check, &key!(settle.cached), preset, |preset| preset.cached);
     let absent = schema::Weights::default();
     let weights = key!(settle.weights).or(&absent);
     let of_preset = preset.map_or(Weights { input: 1, output: 1, cached: 0 }, |preset| preset.weights);
@@ -127,6 +123,17 @@ fn usage(
 
 fn preset_of(name: &str) -> Option<&'static Preset> {
     PRESETS.iter().find(|(known, _)| *known == name).map(|(_, preset)| preset)
+}
+
+/// Checks the paths of a key, by default those of a preset.
+fn paths_or(
+    check: &mut Check<'_>,
+    given: &Given<'_, Option<Paths>>,
+    preset: Option<&Preset>,
+    of_preset: fn(&Preset) -> &'static [&'static str],
+) -> Option<Vec<JsonPath>> {
+    let own = given.checked(|paths| json_paths(check, &paths))?;
+    Some(own.unwrap_or_else(|| parsed(preset.map(of_preset).unwrap_or_default())))
 }
 
 /// Returns the paths of a preset, which are all valid.
@@ -208,27 +215,16 @@ fn estimate(
     let image = check.count(&key!(input.image), 1000, 0..=1_000_000);
     let otherwise = preset.map_or(if has_output { 1000 } else { 0 }, |preset| preset.output_max.otherwise);
     let otherwise = check.count(&key!(output.otherwise), otherwise, 0..=1_000_000);
-    let mut places = |given: &Given<'_, Option<Paths>>, of_preset: fn(&Preset) -> &'static [&'static str]| {
-        let own = given.checked(|paths| json_paths(check, &paths))?;
-        Some(own.unwrap_or_else(|| parsed(preset.map(of_preset).unwrap_or_default())))
-    };
-    let of = places(&key!(input.of), |preset| preset.of);
-    let first_of = places(&key!(output.first_of), |preset| preset.output_max.first_of);
-    let times_first_of = places(&key!(output.times_first_of), |preset| preset.output_max.times_first_of);
-    let enforced = limiters.iter().filter(|(limiter, _)| limiter.mode == Mode::Enforce);
-    let grantable = enforced.map(|(limiter, _)| limiter.cost_max_anywhere()).min();
-    let max = key!(estimate.max).checked(|_| permits(check, &key!(estimate.max)));
-    let max = max.and_then(|max| max.or(grantable).or_else(|| Permits::new(RATE_MAX.into())))?;
+    let of = paths_or(check, &key!(input.of), preset, |preset| preset.of);
+    let first_of = paths_or(check, &key!(output.first_of), preset, |preset| preset.output_max.first_of);
+    let times_first_of =
+        paths_or(check, &key!(output.times_first_of), preset, |preset| preset.output_max.times_first_of);
+    let max = cost_max(check, &key!(estimate.max), limiters)?;
     if !can_be_granted(check, max, limiters, &key!(estimate.max).at) {
         return None;
     }
     let learn = estimate.value.learn.or(preset.map(|preset| preset.learn)).unwrap_or_default();
-    let settle = cost.value.settle.as_ref();
-    let is_told = settle.is_some_and(|settle| settle.output.is_some())
-        || preset.is_some_and(|preset| !preset.output.is_empty());
-    let is_refunded =
-        settle.and_then(|settle| settle.refund).or(preset.map(|preset| preset.refund)).unwrap_or_default();
-    if learn == Learn::P95 && !(is_told && is_refunded) {
+    if learn == Learn::P95 && !can_learn(cost.value.settle.as_ref(), preset) {
         check.problem_of_key(
             &key!(estimate.learn).at,
             "needs `settle` with `output` and `refund: true`: it is for providers that count what was used",
@@ -246,6 +242,14 @@ fn estimate(
         max,
         learn,
     })))
+}
+
+/// Returns whether settled requests tell the outputs that an estimate learns from, and give back what they did not need.
+fn can_learn(settle: Option<&schema::Settle>, preset: Option<&Preset>) -> bool {
+    let is_told = settle.is_some_and(|settle| settle.output.is_some())
+        || preset.is_some_and(|preset| !preset.output.is_empty());
+    let is_refunded = settle.and_then(|settle| settle.refund).or(preset.map(|preset| preset.refund));
+    is_told && is_refunded.unwrap_or_default()
 }
 
 fn fixed(check: &mut Check<'_>, cost: &Given<'_, schema::CostHeader>, limiters: &[&Keyed]) -> Option<Cost> {
@@ -269,12 +273,8 @@ fn named(
     cost: &Given<'_, schema::CostHeader>,
     limiters: &[&Keyed],
 ) -> Option<(Permits, Permits)> {
-    // A limiter in shadow mode bounds no cost.
-    let enforced = limiters.iter().filter(|(limiter, _)| limiter.mode == Mode::Enforce);
-    let grantable = enforced.map(|(limiter, _)| limiter.cost_max_anywhere()).min();
     let default = permits(check, &key!(cost.default));
-    let max = key!(cost.max).checked(|_| permits(check, &key!(cost.max)));
-    let max = max.and_then(|max| max.or(grantable).or_else(|| Permits::new(RATE_MAX.into())));
+    let max = cost_max(check, &key!(cost.max), limiters);
     let (default, max) = (default?, max?);
     let has_max = cost.value.max.is_some();
     let at = if cost.value.default.is_some() { key!(cost.default).at } else { key!(cost.max).at };
@@ -282,6 +282,15 @@ fn named(
         return check.refuse(&at, "`default` must not be larger than `max`");
     }
     can_be_granted(check, default, limiters, &at).then_some((default, max))
+}
+
+/// Checks the largest cost of a request, by default the largest one that its limiters can grant.
+fn cost_max(check: &mut Check<'_>, given: &Given<'_, Option<i64>>, limiters: &[&Keyed]) -> Option<Permits> {
+    // A limiter in shadow mode bounds no cost.
+    let enforced = limiters.iter().filter(|(limiter, _)| limiter.mode == Mode::Enforce);
+    let grantable = enforced.map(|(limiter, _)| limiter.cost_max_anywhere()).min();
+    let max = given.checked(|_| permits(check, given))?;
+    max.or(grantable).or_else(|| Permits::new(RATE_MAX.into()))
 }
 
 /// Returns whether every limiter, with all its overrides, can grant a cost at once; reports the first one that cannot. Such a cost would
