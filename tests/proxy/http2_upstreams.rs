@@ -165,3 +165,23 @@ async fn a_request_whose_client_leaves_during_the_connect_is_not_sent() {
     in_time(up.requested()).await;
     assert!(left.elapsed() < CONNECT_TIME_MAX / 2, "noticed after {:?}", left.elapsed());
 }
+
+#[tokio::test]
+async fn a_query_without_a_path_has_the_path_of_the_root() {
+    let up = upstream(|request: Request<Incoming>| async move {
+        // As it was sent: a `Uri` is shown with the slash.
+        let target = request.uri().path_and_query().unwrap().as_str().to_owned();
+        Response::new(Full::new(Bytes::from(target)))
+    })
+    .await;
+    for http2 in [Http2::PriorKnowledge, Http2::Off] {
+        let mut rule = rule("/", &up);
+        rule.upstream.http2 = http2;
+        let weir = weir(vec![rule]).await;
+        for target in ["http://weir?x=1", "http://weir/?x=1", "/?x=1"] {
+            let request = format!("GET {target} HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n");
+            let answer = call(weir.address, &request).await;
+            assert!(answer.ends_with("\r\n\r\n/?x=1"), "{http2:?}, {target}: {answer}");
+        }
+    }
+}

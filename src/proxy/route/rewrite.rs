@@ -14,7 +14,11 @@ pub(crate) fn target(uri: &Uri, rule: &Rule) -> Result<PathAndQuery, ProxyError>
     let prefix = rule.strip_prefix.as_deref().unwrap_or_default();
     let base = &*rule.upstream.base_path;
     if prefix.is_empty() && base.is_empty() {
-        return Ok(uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/")));
+        // A query may stand behind no path. HTTP/2 writes that as it is, and a path begins with a slash (RFC 9113, 8.3.1).
+        let whole = uri.path_and_query().filter(|whole| whole.as_str().starts_with('/'));
+        if let Some(whole) = whole {
+            return Ok(whole.clone());
+        }
     }
     // A path without the prefix is sent whole: a route may match more than it strips.
     let rest = strip(uri.path(), prefix).unwrap_or(uri.path());
