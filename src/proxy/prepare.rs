@@ -16,7 +16,6 @@ use crate::proxy::net::body_memory::BodyMemory;
 use crate::proxy::net::certificates::read;
 use crate::proxy::route::breaker::Breaker;
 use crate::proxy::route::callers::{Callers, Clients};
-use crate::proxy::route::retry_budget::RetryBudget;
 use crate::proxy::route::table::{NO_ROUTE, Route, Table, no_trailers};
 use crate::proxy::upstream::key::{Key, Reach};
 use crate::proxy::upstream::upstream::Upstream;
@@ -45,7 +44,8 @@ pub(super) struct Builder {
 
 impl Builder {
     /// Builds the routes of a configuration. Upstreams that are `present` already, unchanged, are taken over, and what
-    /// is known of them, by the routes of the table `before`: what they took to answer, and the state of a breaker.
+    /// is known of them, by the routes of the table `before`: what they took to answer, the retries that are left, and the
+    /// state of a breaker.
     pub(super) fn build(
         &self,
         config: &Config,
@@ -97,7 +97,9 @@ impl Builder {
             let known = known.and_then(|known| known.breaker.as_ref()).filter(|known| known.has(breaker));
             known.map_or_else(|| Arc::new(Breaker::new(&rule.name, breaker)), Arc::clone)
         });
-        let (retry_budget, no_trailers) = (RetryBudget::default(), no_trailers(rule));
+        let retry_budget = known.filter(|known| known.rule.retry == rule.retry);
+        let retry_budget = retry_budget.map(|known| Arc::clone(&known.retry_budget)).unwrap_or_default();
+        let no_trailers = no_trailers(rule);
         let metrics = self.metrics.route(&rule.name);
         let callers = Arc::new(Callers::new(Arc::clone(clients), &metrics, Arc::clone(&rule.name), &names));
         let rule = rule.clone();

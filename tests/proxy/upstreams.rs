@@ -12,7 +12,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use weir::config::model::Http2;
+use weir::config::model::{Http2, Retry};
 use weir::proxy::{Reach, Resolve};
 
 use crate::support::{
@@ -222,5 +222,34 @@ async fn every_address_is_tried_within_a_short_connect_timeout() {
     rule.upstream.timeouts.connect = Duration::from_millis(600);
     let weir = Weir::reaching(vec![rule], names.reach(Duration::from_secs(600))).await;
     let answer = call(weir.address, GET).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_reload_keeps_the_retries_that_are_left() {
+    const REQUESTS: u32 = 50;
+    let failed = Arc::new(AtomicUsize::new(0));
+    let up = upstream(move |request: Request<Incoming>| {
+        let is_failure = request.uri().path() == "/fail" && failed.fetch_add(1, Ordering::SeqCst) == 0;
+        async move {
+            let mut response = Response::new(Full::new(Bytes::from("ok")));
+            if is_failure {
+                *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            }
+            response
+        }
+    })
+    .await;
+    let mut rule = rule("/", &up);
+    let budget_ppm = Some(1_000_000 / REQUESTS);
+    rule.retry =
+        Some(Retry { attempts: 2, on_connect: false, on_status: vec![503], body_bytes_max: 0, budget_ppm });
+    let weir = weir(vec![rule.clone()]).await;
+    for _ in 0..REQUESTS {
+        assert!(call(weir.address, GET).await.starts_with("HTTP/1.1 200"));
+    }
+    rule.set_headers = vec![("x-new".parse().unwrap(), "1".parse().unwrap())];
+    weir.apply(vec![rule]).unwrap();
+    let answer = call(weir.address, &GET.replace("GET /", "GET /fail")).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }

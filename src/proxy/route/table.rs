@@ -42,7 +42,7 @@ pub(crate) struct Route {
     /// The breaker, if one is configured.
     pub(crate) breaker: Option<Arc<Breaker>>,
     /// The retries that are left.
-    pub(crate) retry_budget: RetryBudget,
+    pub(crate) retry_budget: Arc<RetryBudget>,
     /// The headers that must not come as trailers, because the route reads, sets or removes them.
     pub(crate) no_trailers: Arc<[HeaderName]>,
     /// The metrics with the route's label.
