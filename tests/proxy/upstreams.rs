@@ -225,6 +225,39 @@ async fn every_address_is_tried_within_a_short_connect_timeout() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
+/// hyper would speak HTTP/1.0 to such an upstream from its first response on, and leave out a body whose length is not known.
+#[tokio::test]
+async fn a_connection_of_http_1_0_carries_no_further_request() {
+    let up = scripted_upstream(|mut socket, up| async move {
+        loop {
+            let mut seen = read_head(&mut socket).await;
+            if seen.is_empty() {
+                return;
+            }
+            up.note_request();
+            while seen.contains("chunked") && !seen.ends_with("0\r\n\r\n") {
+                let mut piece = [0; 64];
+                let length = socket.read(&mut piece).await.unwrap();
+                seen += &String::from_utf8_lossy(&piece[..length]);
+            }
+            let head = "HTTP/1.0 200 OK\r\nConnection: keep-alive";
+            let answer = format!("{head}\r\nContent-Length: {}\r\n\r\n{seen}", seen.len());
+            socket.write_all(answer.as_bytes()).await.unwrap();
+        }
+    })
+    .await;
+    let weir = weir(vec![rule("/", &up)]).await;
+    let upload = "POST / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n\
+                  5\r\nhello\r\n0\r\n\r\n";
+    for number in 1..=3 {
+        assert!(call(weir.address, GET).await.starts_with("HTTP/1.1 200"));
+        let answer = call(weir.address, upload).await;
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("POST / HTTP/1.1\r\n"), "{answer}");
+        assert!(answer.contains("5\r\nhello\r\n0\r\n\r\n"), "{answer}");
+        assert_eq!((up.connections(), up.requests()), (2 * number, 2 * number));
+    }
+}
+
 #[tokio::test]
 async fn a_reload_keeps_the_retries_that_are_left() {
     const REQUESTS: u32 = 50;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::future::Either;
 use http::uri::Scheme;
-use http::{Request, Response};
+use http::{Request, Response, Version};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use tokio::time::Instant;
@@ -106,6 +106,10 @@ impl Connection {
                         room.grow();
                     }
                     let response = answer?;
+                    if response.version() == Version::HTTP_10 {
+                        // To such a server hyper would speak HTTP/1.0 from now on, which has no framing for a body of unknown length.
+                        http1.retires_at = now;
+                    }
                     let is_uploaded = upload.is_none_or(|upload| upload.state() == UploadState::Complete);
                     if !is_uploaded || response.status() == SWITCHING_PROTOCOLS {
                         http1.detach();
