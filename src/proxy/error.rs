@@ -87,6 +87,9 @@ pub(crate) enum ProxyError {
     /// The upstream's response is not HTTP, or the connection closed during it.
     #[error("the upstream's answer was not understood: {0}")]
     UpstreamProtocol(#[source] hyper::Error),
+    /// The response's body has a transfer coding that weir does not undo (RFC 9112, 6.1).
+    #[error("the upstream's answer has a transfer coding other than chunked")]
+    UpstreamCoding,
     /// The upstream switched protocols without being asked, or to another one.
     #[error("the upstream switched protocols unasked")]
     UpgradeUnasked,

@@ -38,6 +38,7 @@ async fn a_malformed_answer_is_a_502() {
         b"HTTP/1.1 200 OK\r\ncontent-length: 2, 3\r\n\r\nok!",
         b"HTTP/1.1 200 OK\r\ncontent-length: two\r\n\r\nok",
         b"HTTP/1.1 200 OK\r\ncontent-length: -2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nx: a\0b\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
         b"HTTP/1.1 20 OK\r\n\r\n",

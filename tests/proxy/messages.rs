@@ -369,3 +369,40 @@ async fn a_length_beside_a_transfer_coding_is_dropped() {
     assert!(!answer.contains("content-length: 60"), "{answer}");
     assert!(!answer.contains("/smuggled"), "{answer}");
 }
+
+/// weir would pass on a coded body without the label that says so.
+#[tokio::test]
+async fn an_answer_with_another_transfer_coding_is_not_understood() {
+    for (coding, is_understood) in [
+        ("chunked", true),
+        ("Chunked", true),
+        ("gzip, chunked", false),
+        ("gzip\r\nTransfer-Encoding: chunked", false),
+        ("gzip", false),
+        ("chunked, chunked", false),
+    ] {
+        let up = scripted_upstream(move |mut socket, _| async move {
+            let head = read_head(&mut socket).await;
+            let answer = format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: {coding}\r\n\r\n");
+            socket.write_all(answer.as_bytes()).await.unwrap();
+            if head.starts_with("GET") {
+                socket.write_all(b"2\r\nok\r\n0\r\n\r\n").await.unwrap();
+            }
+        })
+        .await;
+        let weir = weir(vec![rule("/", &up)]).await;
+        let ask = async |method: &str| {
+            call(weir.address, &format!("{method} / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n"))
+                .await
+        };
+        let answer = ask("GET").await;
+        if is_understood {
+            assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("ok"), "{coding}: {answer}");
+        } else {
+            assert!(answer.starts_with("HTTP/1.1 502"), "{coding}: {answer}");
+            assert!(answer.contains("weir-error: upstream_protocol"), "{coding}: {answer}");
+        }
+        let answer = ask("HEAD").await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "there is no body that is coded: {coding}: {answer}");
+    }
+}

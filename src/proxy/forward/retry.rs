@@ -70,9 +70,11 @@ impl<'route> Retries<'route> {
     fn reason(&self, end: Result<StatusCode, &ProxyError>) -> Option<Cow<'static, str>> {
         let status = match end {
             Err(ProxyError::UpstreamConnect(_)) if self.rule.on_connect => return Some("connect".into()),
-            Err(error @ (ProxyError::UpstreamProtocol(_) | ProxyError::UpstreamTimeout)) => {
-                response::status_of(error)
-            }
+            Err(
+                error @ (ProxyError::UpstreamProtocol(_)
+                | ProxyError::UpstreamCoding
+                | ProxyError::UpstreamTimeout),
+            ) => response::status_of(error),
             Err(_) => return None,
             Ok(status) => status,
         };

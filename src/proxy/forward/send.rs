@@ -133,6 +133,7 @@ async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: 
                 outgoing.ready = Ready::default();
             }
             Err(SendError::Failed(error)) => return Err(failure(error, outgoing.upload.as_deref())),
+            Err(SendError::Coded) => return Err(ProxyError::UpstreamCoding),
             Err(SendError::TimedOut) => return Err(ProxyError::UpstreamTimeout),
             Err(SendError::Unsent(request, error)) => {
                 outgoing.permit = spent.recall();

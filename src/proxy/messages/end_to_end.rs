@@ -95,6 +95,13 @@ pub(crate) fn nominated(headers: &HeaderMap) -> Vec<HeaderName> {
     names.filter_map(|name| HeaderName::from_bytes(name).ok()).collect()
 }
 
+/// Returns whether a message has the transfer coding `chunked` and no other.
+pub(crate) fn is_chunked(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let is_chunked = codings.next().is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+    is_chunked && codings.next().is_none()
+}
+
 /// Returns whether a message gives two different lengths.
 pub(crate) fn contradicts_length(headers: &HeaderMap, flags: HeaderFlags) -> bool {
     if !flags.has(HeaderFlags::CONTENT_LENGTH) {

@@ -5,12 +5,12 @@
 use std::borrow::Cow;
 use std::fmt::Display;
 
-use http::header::{ACCEPT, CONNECTION, CONTENT_TYPE, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE, VIA};
+use http::header::{ACCEPT, CONNECTION, CONTENT_TYPE, EXPECT, HOST, UPGRADE, VIA};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 
 use super::body_facts::Body;
-use super::end_to_end::{EndToEnd, contradicts_length, elements};
+use super::end_to_end::{EndToEnd, contradicts_length, elements, is_chunked};
 use super::header_flags::HeaderFlags;
 use crate::config::model::{Cost, Learn, Route};
 use crate::config::units;
@@ -51,12 +51,6 @@ pub(crate) fn check<B>(request: &Request<B>, flags: HeaderFlags) -> Result<(), P
         return Err(ProxyError::Loop);
     }
     Ok(())
-}
-
-fn is_chunked(headers: &HeaderMap) -> bool {
-    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    let is_chunked = codings.next().is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
-    is_chunked && codings.next().is_none()
 }
 
 fn has_passed(headers: &HeaderMap) -> bool {

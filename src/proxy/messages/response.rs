@@ -203,7 +203,7 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
             (StatusCode::SERVICE_UNAVAILABLE, "upstream_unavailable", Refused)
         }
         ProxyError::UpstreamConnect(_) => (StatusCode::BAD_GATEWAY, "upstream_connect", Failed),
-        ProxyError::UpstreamProtocol(_) | ProxyError::UpgradeUnasked => {
+        ProxyError::UpstreamProtocol(_) | ProxyError::UpstreamCoding | ProxyError::UpgradeUnasked => {
             (StatusCode::BAD_GATEWAY, "upstream_protocol", Failed)
         }
         ProxyError::UpstreamTimeout => (StatusCode::GATEWAY_TIMEOUT, "upstream_timeout", Failed),

@@ -10,14 +10,16 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::future::Either;
+use http::header::TRANSFER_ENCODING;
 use http::uri::Scheme;
 use http::{Request, Response, Version};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::client::conn::{TrySendError, http1, http2};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::header_room::HeaderRoom;
+use crate::proxy::messages::end_to_end::is_chunked;
 use crate::proxy::messages::request_body::RequestBody;
 use crate::proxy::messages::response::SWITCHING_PROTOCOLS;
 use crate::proxy::messages::upload::{Upload, UploadState};
@@ -50,6 +52,8 @@ pub(crate) enum SendError {
     Unsent(Box<Request<RequestBody>>, hyper::Error),
     /// The connection failed; the request may have arrived.
     Failed(hyper::Error),
+    /// The response has a transfer coding that weir does not undo.
+    Coded,
     /// The response took too long.
     TimedOut,
 }
@@ -110,6 +114,9 @@ impl Connection {
                         // To such a server hyper would speak HTTP/1.0 from now on, which has no framing for a body of unknown length.
                         http1.retires_at = now;
                     }
+                    if is_coded(&response) {
+                        return Err(SendError::Coded);
+                    }
                     let is_uploaded = upload.is_none_or(|upload| upload.state() == UploadState::Complete);
                     if !is_uploaded || response.status() == SWITCHING_PROTOCOLS {
                         http1.detach();
@@ -128,7 +135,7 @@ impl Connection {
                         Err(SendError::Failed(error)) => {
                             http2_cause(error).is_some_and(h2::Error::is_go_away)
                         }
-                        Ok(_) | Err(SendError::TimedOut) => false,
+                        Ok(_) | Err(SendError::TimedOut | SendError::Coded) => false,
                     };
                     if is_retired {
                         // The connection takes no more streams, and its sender may not know yet.
@@ -156,6 +163,13 @@ impl Connection {
 /// Returns the error of HTTP/2 behind one of hyper's.
 pub(crate) fn http2_cause(error: &hyper::Error) -> Option<&h2::Error> {
     std::error::Error::source(error)?.downcast_ref::<h2::Error>()
+}
+
+/// Returns whether the body has a transfer coding that nobody would undo, and of which nobody would be told.
+fn is_coded(response: &Response<Incoming>) -> bool {
+    // First the length, because a lookup hashes the name.
+    let may_be_coded = response.body().size_hint().exact().is_none();
+    may_be_coded && response.headers().contains_key(TRANSFER_ENCODING) && !is_chunked(response.headers())
 }
 
 /// Takes the request out of the error if nothing of it was written.
