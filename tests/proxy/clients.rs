@@ -234,3 +234,38 @@ async fn an_idle_timeout_cuts_no_response_that_its_client_takes_slowly() {
     let cut: Vec<_> = answers.iter().filter(|(_, is_whole)| !is_whole).collect();
     assert!(cut.is_empty(), "{cut:?}");
 }
+
+/// An upstream may answer before it has the body, and read on.
+#[tokio::test]
+async fn an_upload_may_outlast_its_response() {
+    const PIECES: usize = 30;
+    let up = scripted_upstream(|mut socket, up| async move {
+        let head = read_head(&mut socket).await;
+        up.note_request();
+        socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
+        if head.starts_with("POST") {
+            socket.read_exact(&mut [0; PIECES]).await.unwrap();
+            up.note_request();
+        }
+        let _ = socket.read_to_end(&mut Vec::new()).await;
+    })
+    .await;
+    let weir = Weir::start(vec![rule("/", &up)], |server| {
+        server.header_timeout = Duration::from_millis(200);
+        server.idle_timeout = Duration::from_secs(5);
+    })
+    .await;
+    let mut client = TcpStream::connect(weir.address).await.unwrap();
+    let upload = format!("POST / HTTP/1.1\r\nHost: weir\r\nContent-Length: {PIECES}\r\n\r\n");
+    client.write_all(upload.as_bytes()).await.unwrap();
+    assert!(read_head(&mut client).await.starts_with("HTTP/1.1 200"));
+    in_time(client.read_exact(&mut [0; 2])).await.unwrap();
+    // In all far longer than a head may take, and a connection to close.
+    for _ in 0..PIECES {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        client.write_all(b"x").await.unwrap();
+    }
+    client.write_all(b"GET / HTTP/1.1\r\nHost: weir\r\n\r\n").await.unwrap();
+    assert!(read_head(&mut client).await.starts_with("HTTP/1.1 200"), "the connection serves on");
+    assert_eq!(up.requests(), 3, "the upload is whole, and there was one request more");
+}

@@ -267,11 +267,10 @@ async fn leave_unread(unread: Unread, body: ClientBody, client: Arc<Client>) {
 
 /// Runs what is left to do for a request behind its response. The client counts as busy meanwhile: what it sends is no head of a request.
 fn behind_response(client: &Arc<Client>, work: impl Future<Output = ()> + Send + 'static) {
-    client.activity.began(Instant::now());
-    let owner = Arc::clone(client);
+    let busy = client.activity.busy();
     client.tasks.spawn(async move {
         work.await;
-        owner.activity.ended(Instant::now());
+        drop(busy);
     });
 }
 

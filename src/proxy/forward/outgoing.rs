@@ -132,7 +132,8 @@ impl Outgoing {
         let length = http_body::Body::size_hint(&incoming).lower();
         let kept_max = Some(kept_max).filter(|max| keeps_copy && length <= *max as u64);
         let no_trailers = &plan.route.no_trailers;
-        let (body, upload) = RequestBody::new(incoming, idle_timeout, kept_max, &client.unread, no_trailers);
+        let marks = (&client.unread, &client.activity);
+        let (body, upload) = RequestBody::new(incoming, idle_timeout, kept_max, marks, no_trailers);
         self.upload = upload;
         body
     }

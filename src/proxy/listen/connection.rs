@@ -17,7 +17,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::{Instant, timeout};
 
-use super::client::{Client, Silence};
+use super::client::Client;
 use super::client_io::{ClientIo, Watch};
 use super::early_bytes::ClientWire;
 use super::first_line::FirstLine;
@@ -27,6 +27,7 @@ use super::service::{Service, Settings};
 use crate::config::model::Server;
 use crate::proxy::messages::client_body::ClientBody;
 use crate::proxy::net::driver::{Alarm, Driver};
+use crate::proxy::net::activity::Silence;
 use crate::proxy::net::read_ahead::ReadAhead;
 use crate::proxy::net::stream::Stream;
 use crate::proxy::net::streams::{Begun, Multiplexed};

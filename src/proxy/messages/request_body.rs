@@ -18,6 +18,7 @@ use super::client_body::{ClientBody, Piece};
 use super::headers;
 use super::idle_timer::{BodyError, IdleTimer};
 use super::upload::{Upload, UploadState};
+use crate::proxy::net::activity::{Activity, Busy};
 use crate::proxy::net::unread::Unread;
 
 /// The most bytes of a refused request's body that are read and dropped to keep the connection. A longer body ends it.
@@ -44,6 +45,8 @@ pub(crate) struct Streaming {
     timer: IdleTimer,
     upload: Arc<Upload>,
     unread: Unread,
+    /// Held until the end, which a response may not wait for.
+    _busy: Busy,
     /// The names that are removed from the trailers.
     no_trailers: Arc<[HeaderName]>,
 }
@@ -105,12 +108,13 @@ impl Drop for Streaming {
 impl RequestBody {
     /// Wraps the client's body, with the longest time between two pieces. Returns a view of it as well, unless it is empty. Up to
     /// `kept_max` bytes are copied for another attempt. Trailers named in `no_trailers` are removed. A body that is dropped before its end
-    /// sets `unread`.
+    /// sets `unread`; until its end the client is busy, and
+    /// not idle.
     pub(crate) fn new(
         incoming: ClientBody,
         idle_timeout: Duration,
         kept_max: Option<usize>,
-        unread: &Unread,
+        (unread, activity): (&Unread, &Arc<Activity>),
         no_trailers: &Arc<[HeaderName]>,
     ) -> (RequestBody, Option<Arc<Upload>>) {
         if http_body::Body::is_end_stream(&incoming) {
@@ -118,9 +122,9 @@ impl RequestBody {
         }
         let upload = Arc::new(Upload::new(kept_max));
         let timer = IdleTimer::new(idle_timeout);
-        let (held, unread, view, no_trailers) =
-            (None, unread.clone(), Arc::clone(&upload), Arc::clone(no_trailers));
-        let streaming = Streaming { incoming, held, timer, upload: view, unread, no_trailers };
+        let (held, unread, _busy) = (None, unread.clone(), activity.busy());
+        let (view, no_trailers) = (Arc::clone(&upload), Arc::clone(no_trailers));
+        let streaming = Streaming { incoming, held, timer, upload: view, unread, _busy, no_trailers };
         (RequestBody::Streaming(Box::new(streaming)), Some(upload))
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of requests.
 
+pub(crate) mod activity;
 pub(crate) mod body_memory;
 pub(crate) mod certificates;
 pub(crate) mod descriptors;
