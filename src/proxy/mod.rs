@@ -182,7 +182,7 @@ impl Service for Proxy {
         self,
         client: Arc<Client>,
         request: Request<ClientBody>,
-    ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'static {
+    ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + Unpin + 'static {
         let trace = self.shared.spans.begin(request.headers());
         forwarder::handle(&self.shared.table.load(), trace, client, request)
     }

@@ -55,7 +55,11 @@ async fn a_whole_upload_is_taken_behind_the_refusal() {
     let body = vec![b'x'; UPLOAD];
     let pieces: Vec<u8> =
         body.chunks(1_000_000).flat_map(|piece| [b"f4240\r\n", piece, b"\r\n"].concat()).collect();
-    for (framing, body) in [(&*upload(), &body), ("Transfer-Encoding: chunked", &pieces)] {
+    // As Java's client does by default.
+    let with_protocol =
+        format!("{}\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA", upload());
+    let framings = [(&*upload(), &body), ("Transfer-Encoding: chunked", &pieces), (&*with_protocol, &body)];
+    for (framing, body) in framings {
         for _ in 0..3 {
             let mut client = begin_upload(&weir, framing).await;
             in_time("the upload", client.write_all(body)).await.expect("the upload is not reset");

@@ -8,4 +8,5 @@ mod http2_upstreams;
 mod limiters;
 mod messages;
 mod support;
+mod upgrades;
 mod upstreams;

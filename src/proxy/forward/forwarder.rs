@@ -12,7 +12,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, Entry, UPGRADE};
 use http::uri::PathAndQuery;
 use http::{HeaderValue, Method, Request, Response, Version};
 use hyper::body::Incoming;
-use hyper::upgrade::OnUpgrade;
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
 use super::admission::admit;
@@ -26,6 +26,7 @@ use super::send::send;
 use super::tunnel::Tunnel;
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::{Client, Sender};
+use crate::proxy::listen::switch::Switched;
 use crate::proxy::messages::body_facts::{BodyFacts, BodyNeed};
 use crate::proxy::messages::client_body::ClientBody;
 use crate::proxy::messages::form::Reader;
@@ -52,7 +53,7 @@ pub(crate) fn handle(
     trace: Option<Box<Trace>>,
     client: Arc<Client>,
     request: Request<ClientBody>,
-) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + 'static + use<> {
+) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + Unpin + 'static + use<> {
     let arrived = Instant::now();
     let mut record = Box::new(Record::begin(table, trace, &client, &request, arrived));
     let flags = HeaderFlags::of(request.headers());
@@ -336,7 +337,8 @@ fn respond(
     *response.version_mut() = Version::HTTP_11;
     if response.status() == SWITCHING_PROTOCOLS {
         let timeout = rule.upstream.timeouts.tunnel;
-        return switch(response, protocol, outgoing.upgrade.take(), lease, timeout);
+        let switched = plan.upgrade.as_ref().map(|_| client.switch.want());
+        return switch(response, protocol, switched, lease, timeout);
     }
     record.end.outcome = Outcome::Forwarded;
     // Over HTTP/2 the header alone announces the length.
@@ -361,7 +363,7 @@ fn respond(
 fn switch(
     mut response: Response<Incoming>,
     protocol: Option<HeaderValue>,
-    client: Option<OnUpgrade>,
+    client: Option<oneshot::Receiver<Switched>>,
     lease: Lease,
     timeout: Duration,
 ) -> Result<Answer, ProxyError> {

@@ -8,7 +8,6 @@ use http::header::AUTHORIZATION;
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Request, Uri};
-use hyper::upgrade::OnUpgrade;
 
 use super::feedback::Feedback;
 use super::plan::Plan;
@@ -36,8 +35,6 @@ pub(crate) struct Outgoing {
     pub(crate) permit: Option<Permit>,
     /// A connection held ready, if the request had to wait.
     pub(crate) ready: Ready,
-    /// The client's connection, if it wants to switch to another protocol.
-    pub(crate) upgrade: Option<OnUpgrade>,
     /// A view of the body while it is sent.
     pub(crate) upload: Option<Arc<Upload>>,
     /// True if head and body are copied for another attempt.
@@ -72,8 +69,7 @@ enum HeadState {
 
 impl Outgoing {
     /// Takes the client's request, with its target at the upstream.
-    pub(crate) fn new(plan: &Plan, target: PathAndQuery, mut request: Request<ClientBody>) -> Outgoing {
-        let upgrade = plan.upgrade.as_ref().map(|_| hyper::upgrade::on(&mut request));
+    pub(crate) fn new(plan: &Plan, target: PathAndQuery, request: Request<ClientBody>) -> Outgoing {
         let (parts, body) = request.into_parts();
         Outgoing {
             head: received(plan, target, parts),
@@ -81,7 +77,6 @@ impl Outgoing {
             body: Some(body),
             permit: None,
             ready: Ready::default(),
-            upgrade,
             upload: None,
             keeps_copy: false,
             without_usage: None,
@@ -110,7 +105,7 @@ impl Outgoing {
             Keeps::Harmless => head.method().is_idempotent(),
             Keeps::Nothing => false,
         };
-        let keeps_head = self.keeps_copy || (is_kept && self.upgrade.is_none());
+        let keeps_head = self.keeps_copy || (is_kept && plan.upgrade.is_none());
         let body = self.take_body(plan, client, keeps_head);
         self.head_state = HeadState::Gone;
         if keeps_head {

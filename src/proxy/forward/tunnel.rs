@@ -2,18 +2,21 @@
 //!
 //! Knows nothing of the protocol.
 
-use std::io;
+use std::io::{self, Cursor};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::TryFutureExt;
 use futures_util::future::try_join;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
 use crate::proxy::forward::record::Record;
 use crate::proxy::listen::client::Client;
+use crate::proxy::listen::switch::Switched;
 use crate::proxy::upstream::lease::Lease;
 use crate::telemetry::Outcome;
 
@@ -22,7 +25,7 @@ const PIECE_BYTES: usize = 8 * 1024;
 
 /// A tunnel whose sides are not connected yet.
 pub(crate) struct Tunnel {
-    client: OnUpgrade,
+    client: oneshot::Receiver<Switched>,
     upstream: OnUpgrade,
     /// Kept until both sides have switched.
     lease: Lease,
@@ -32,7 +35,12 @@ pub(crate) struct Tunnel {
 
 impl Tunnel {
     /// Creates a tunnel. The client's side opens once the response that announces the switch has been written.
-    pub(crate) fn new(client: OnUpgrade, upstream: OnUpgrade, lease: Lease, timeout: Duration) -> Tunnel {
+    pub(crate) fn new(
+        client: oneshot::Receiver<Switched>,
+        upstream: OnUpgrade,
+        lease: Lease,
+        timeout: Duration,
+    ) -> Tunnel {
         Tunnel { client, upstream, lease, timeout }
     }
 
@@ -42,15 +50,18 @@ impl Tunnel {
         let cut = client.signals.cut.clone();
         client.tasks.spawn(async move {
             let carried = async {
-                let (client, upstream) = try_join(self.client, self.upstream).await?;
+                let client = self.client.map_err(io::Error::other);
+                let upstream = self.upstream.map_err(io::Error::other);
+                let ((client, first), upstream) = try_join(client, upstream).await?;
                 drop(self.lease);
-                let (client_read, client_write) = split(TokioIo::new(client));
+                let (client_read, client_write) = split(client);
+                let client_read = Cursor::new(first).chain(client_read);
                 let (upstream_read, upstream_write) = split(TokioIo::new(upstream));
                 let last_byte = LastByte::new();
                 let there = carry(client_read, upstream_write, &last_byte);
                 let back = carry(upstream_read, client_write, &last_byte);
                 tokio::select! {
-                    carried = try_join(there, back) => Ok::<_, hyper::Error>(carried),
+                    carried = try_join(there, back) => Ok::<_, io::Error>(carried),
                     () = last_byte.is_older_than(self.timeout) => Ok(Err(io::ErrorKind::TimedOut.into())),
                 }
             };

@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::early_bytes::EarlyReader;
 use super::linger::Linger;
 use super::slots::Slot;
+use super::switch::Switch;
 use crate::config::model::SubjectName;
 use crate::proxy::net::activity::Activity;
 use crate::proxy::net::stream::{Probe, Stream};
@@ -55,6 +56,8 @@ pub(crate) struct Client {
     pub(crate) unread: Unread,
     /// Reads what arrives while a request waits.
     pub(crate) early: EarlyReader,
+    /// The way of a request to the connection, when that switches to another protocol.
+    pub(crate) switch: Switch,
     /// The shutdown of weir.
     pub(crate) signals: Signals,
     /// The owner of tasks that end with the connections.
@@ -72,8 +75,9 @@ impl Client {
         slot: Slot,
     ) -> Client {
         let (probe, activity, unread) = (stream.probe(), Arc::default(), Unread::default());
-        let (secure, names, early) = (false, Vec::new(), EarlyReader::default());
-        Client { peer, secure, names, probe, activity, unread, early, signals, tasks, slot }
+        let (secure, names) = (false, Vec::new());
+        let (early, switch) = (EarlyReader::default(), Switch::default());
+        Client { peer, secure, names, probe, activity, unread, early, switch, signals, tasks, slot }
     }
 
     /// Returns the client as the sender of a request.

@@ -24,10 +24,11 @@ use super::first_line::FirstLine;
 use super::http2_guard::Frames;
 use super::protocol::{self, Opened, Protocol};
 use super::service::{Service, Settings};
+use super::switch::{HandOver, Switchable};
 use crate::config::model::Server;
 use crate::proxy::messages::client_body::ClientBody;
-use crate::proxy::net::driver::{Alarm, Driver};
 use crate::proxy::net::activity::Silence;
+use crate::proxy::net::driver::{Alarm, Driver};
 use crate::proxy::net::read_ahead::ReadAhead;
 use crate::proxy::net::stream::Stream;
 use crate::proxy::net::streams::{Begun, Multiplexed};
@@ -69,9 +70,10 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
     let Ok(Some(Opened { wire, protocol, first, names })) = opened else { return };
     client.names = names;
     client.speaks();
-    let wire = ClientWire::new(wire);
+    let (wire, hand_over) = (ClientWire::new(wire), HandOver::default());
     if protocol == Protocol::Http1 {
         client.early = wire.reader(body_memory);
+        client.switch = hand_over.switch();
     }
     let client = Arc::new(client);
     let windows = (protocol == Protocol::Http2).then(|| Arc::new(Windows::new(narrow_window(&server))));
@@ -100,9 +102,8 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
     });
     match windows {
         None => {
-            let connection = Box::pin(http1(&server).serve_connection(io, service).with_upgrades());
-            drive(connection, http1::UpgradeableConnection::graceful_shutdown, protocol, &client, &server)
-                .await;
+            let connection = Switchable::new(http1(&server).serve_connection(io, service), hand_over);
+            drive(Box::pin(connection), Switchable::finish, protocol, &client, &server).await;
         }
         Some(windows) => {
             client.activity.opened();

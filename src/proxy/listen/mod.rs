@@ -14,4 +14,5 @@ pub(crate) mod listener;
 pub(crate) mod protocol;
 pub(crate) mod service;
 pub(crate) mod slots;
+pub(crate) mod switch;
 pub(crate) mod tls;

@@ -23,7 +23,7 @@ pub(crate) struct Settings {
 }
 
 /// A service that answers the requests of all connections of a listener.
-pub(crate) trait Service: Clone + Send + Sync + 'static {
+pub(crate) trait Service: Clone + Send + Sync + Unpin + 'static {
     /// The body of the service's responses.
     type Body: http_body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
         + Send
@@ -37,7 +37,7 @@ pub(crate) trait Service: Clone + Send + Sync + 'static {
         self,
         client: Arc<Client>,
         request: Request<ClientBody>,
-    ) -> impl Future<Output = Result<Response<Self::Body>, Infallible>> + Send + 'static;
+    ) -> impl Future<Output = Result<Response<Self::Body>, Infallible>> + Send + Unpin + 'static;
 
     /// Closes connections to upstreams that have been idle for too long. The listener calls it from time to time.
     fn sweep(&self);
