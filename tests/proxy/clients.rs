@@ -269,3 +269,46 @@ async fn an_upload_may_outlast_its_response() {
     assert!(read_head(&mut client).await.starts_with("HTTP/1.1 200"), "the connection serves on");
     assert_eq!(up.requests(), 3, "the upload is whole, and there was one request more");
 }
+
+/// Sends a body of nine bytes by two halves, with a pause in between; returns the answer.
+async fn by_halves(weir: &Weir, pause: Option<Duration>) -> String {
+    let mut client = TcpStream::connect(weir.address).await.unwrap();
+    let head = "POST / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\nContent-Length: 9\r\n\r\nhalf";
+    client.write_all(head.as_bytes()).await.unwrap();
+    if let Some(pause) = pause {
+        tokio::time::sleep(pause).await;
+        client.write_all(b"other").await.unwrap();
+    }
+    let mut answer = Vec::new();
+    let _ = in_time(client.read_to_end(&mut answer)).await;
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[tokio::test]
+async fn the_time_to_answer_does_not_run_while_the_client_is_awaited() {
+    let up = upstream(mirror).await;
+    for http2 in [Http2::Off, Http2::PriorKnowledge] {
+        let mut rule = rule("/", &up);
+        rule.upstream.http2 = http2;
+        rule.upstream.timeouts.headers = Duration::from_millis(600);
+        rule.upstream.timeouts.idle = Duration::from_secs(2);
+        let stalled = by_halves(&weir(vec![rule.clone()]).await, None).await;
+        assert!(stalled.starts_with("HTTP/1.1 408"), "{http2:?}: {stalled}");
+        assert!(stalled.contains("weir-error: request_timeout"), "{http2:?}: {stalled}");
+        rule.upstream.timeouts.idle = Duration::from_secs(10);
+        let slow = by_halves(&weir(vec![rule]).await, Some(Duration::from_millis(1500))).await;
+        assert!(slow.starts_with("HTTP/1.1 200") && slow.ends_with("halfother"), "{http2:?}: {slow}");
+    }
+}
+
+#[tokio::test]
+async fn the_time_to_answer_runs_from_the_end_of_the_request() {
+    let up = scripted_upstream(|mut socket, _| async move {
+        let _ = socket.read_to_end(&mut Vec::new()).await;
+    })
+    .await;
+    let mut rule = rule("/", &up);
+    rule.upstream.timeouts.headers = Duration::from_millis(150);
+    let answer = by_halves(&weir(vec![rule]).await, Some(Duration::from_millis(300))).await;
+    assert!(answer.starts_with("HTTP/1.1 504") && answer.contains("upstream_timeout"), "{answer}");
+}

@@ -142,6 +142,9 @@ impl http_body::Body for RequestBody {
             RequestBody::Kept(bytes) => return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
         };
         let frame = body.poll_incoming(context);
+        if frame.is_pending() {
+            body.upload.asked();
+        }
         let mut frame = ready!(body.timer.poll_frame(frame, context));
         if let Some(Ok(frame)) = &mut frame
             && let Some(trailers) = frame.trailers_mut()

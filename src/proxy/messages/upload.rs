@@ -3,6 +3,7 @@
 //! Reads nothing itself: [`super::request_body`] reports to it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body::Frame;
@@ -11,8 +12,10 @@ use tokio::time::Instant;
 /// The progress of a request's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UploadState {
-    /// More may come.
+    /// More may come, and the upstream has not asked for it.
     Open,
+    /// The next piece is asked for, and the client has not sent it.
+    Awaited,
     /// The whole body has been handed over.
     Complete,
     /// The client stopped sending.
@@ -56,9 +59,7 @@ impl Upload {
             }
             _ => progress.kept = None,
         }
-        if is_last {
-            progress.state = UploadState::Complete;
-        }
+        progress.state = if is_last { UploadState::Complete } else { UploadState::Open };
     }
 
     /// Returns whether the whole body has been handed over and copied.
@@ -84,9 +85,20 @@ impl Upload {
         self.lock().state
     }
 
-    /// Returns the instant at which the last piece was handed over.
-    pub(crate) fn last_piece(&self) -> Instant {
-        self.lock().last_piece
+    /// Returns the instant by which an upstream must have answered that has `limit` to answer. Its time does not begin while the client is
+    /// being waited for.
+    pub(crate) fn deadline(&self, limit: Duration) -> Instant {
+        let progress = self.lock();
+        let since = if progress.state == UploadState::Awaited { Instant::now() } else { progress.last_piece };
+        since + limit
+    }
+
+    /// Notes that the client is asked for the next piece.
+    pub(crate) fn asked(&self) {
+        let mut progress = self.lock();
+        if progress.state == UploadState::Open {
+            progress.state = UploadState::Awaited;
+        }
     }
 
     /// Sets the progress.

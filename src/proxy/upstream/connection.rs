@@ -86,7 +86,7 @@ impl Connection {
     }
 
     /// Sends a request at `now` and waits for the head of its response, for at most `limit` after the last piece of the request's body,
-    /// `upload`. The returned future no longer holds the request.
+    /// `upload`, without the time that the client takes for it. The returned future no longer holds the request.
     pub(crate) fn send(
         &mut self,
         mut request: Request<RequestBody>,
@@ -94,7 +94,7 @@ impl Connection {
         upload: Option<&Upload>,
     ) -> impl Future<Output = Result<Response<Incoming>, SendError>> {
         let deadline = now + limit;
-        let later = move || upload.map(|upload| upload.last_piece() + limit);
+        let later = move || upload.map(|upload| upload.deadline(limit));
         match self {
             Connection::Http1(http1) => {
                 versions::to_http1(&mut request);
