@@ -102,6 +102,21 @@ async fn a_failure_to_connect_that_is_known_after_the_turn_is_the_first_attempt(
 }
 
 #[tokio::test]
+async fn the_time_of_an_upstream_begins_with_the_request_sent() {
+    let up = moody_upstream(|_| Mood::Slow(Duration::from_millis(1500)), mirror).await;
+    let weir = weir(vec![tls_rule("/", &up)]).await;
+    assert!(call(weir.address, GET).await.starts_with(OK));
+    let metrics = weir.metrics.render();
+    let sum = |name: &str| -> f64 {
+        let line =
+            metrics.lines().find(|line| line.starts_with(&format!("{name}_sum{{route=\"test\"}}"))).unwrap();
+        line.split(' ').next_back().unwrap().parse().unwrap()
+    };
+    assert!(sum("weir_request_duration_seconds") >= 1.5, "{metrics}");
+    assert!(sum("weir_upstream_duration_seconds") < 1.0, "{metrics}");
+}
+
+#[tokio::test]
 async fn attempts_to_connect_are_spaced_without_a_limiter_too() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let mut rule = rule("/", nobody);

@@ -49,6 +49,7 @@ pub(crate) struct Weir {
     pub(crate) served: JoinHandle<Drained>,
     pub(crate) proxy: Proxy,
     pub(crate) limiters: Limiters,
+    pub(crate) metrics: Metrics,
     server: Server,
 }
 
@@ -99,13 +100,13 @@ impl Weir {
         let (metrics, clock) = (Metrics::new(), Clock::start());
         let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
         let prepared = limiters.prepare(&config.limiters);
-        let proxy =
-            Proxy::new(metrics, Usage::default(), Spans::default(), &config, &prepared, reach).unwrap();
+        let (usage, spans) = (Usage::default(), Spans::default());
+        let proxy = Proxy::new(metrics.clone(), usage, spans, &config, &prepared, reach).unwrap();
         prepared.commit();
         let address = listener.local_addr().unwrap();
         let shutdown = CancellationToken::new();
         let served = tokio::spawn(serve(listener, proxy.clone(), shutdown.clone()));
-        Weir { address, shutdown, served, proxy, server, limiters }
+        Weir { address, shutdown, served, proxy, server, limiters, metrics }
     }
 
     pub(crate) fn apply(&self, routes: Vec<Route>) -> Result<(), ProxyBuildError> {

@@ -33,7 +33,7 @@ pub(crate) struct Feedback {
     pub(crate) without_usage: Option<Box<WithoutUsage>>,
 }
 
-/// Reports a response that arrived `elapsed` after its request was sent.
+/// Reports a response whose head came `elapsed` after that of its request was sent.
 pub(crate) fn of(
     plan: &Plan,
     response: &Response<Incoming>,

@@ -87,7 +87,6 @@ pub(crate) async fn send(
 /// request is repeated with another permit, provided that does no harm (RFC 9110, 9.2.2). It does none where an HTTP/2 upstream says that
 /// it has not processed the request (RFC 9113, 8.7).
 async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: &mut Record) -> SendResult {
-    let began = Instant::now();
     let upstream = &plan.route.upstream;
     let (mut freshness, mut lease) = match outgoing.ready.take()?.or_else(|| upstream.idle(plan.wanted())) {
         Some(lease) => (Freshness::MayBeStale, lease),
@@ -114,11 +113,11 @@ async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: 
         let sending = (sent_at, upstream.settings().timeouts.headers);
         match lease.send(request, outgoing.upload.clone(), sending).await {
             Ok(response) => {
-                let answered_at = Instant::now();
-                plan.route.answer_times.add(answered_at - sent_at);
+                let took = sent_at.elapsed();
+                plan.route.answer_times.add(took);
                 connect::answered(plan);
                 record.end_attempt(Ok(response.status()));
-                outgoing.feedback = feedback::of(plan, &response, spent.commit(), answered_at - began);
+                outgoing.feedback = feedback::of(plan, &response, spent.commit(), took);
                 return Ok((response, lease));
             }
             Err(SendError::Failed(error))
