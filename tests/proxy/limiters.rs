@@ -1,5 +1,6 @@
 //! Requests that wait for permits or take several.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
@@ -8,7 +9,9 @@ use weir::config::model::Cost;
 use weir::limiter::model::limit::Permits;
 use weir::proxy::Drained;
 
-use crate::support::{Weir, call, in_time, limiter, mirror, rule, upstream, weir};
+use crate::support::{
+    Weir, call, in_time, limiter, mirror, read_head, rule, scripted_upstream, upstream, weir,
+};
 
 #[tokio::test]
 async fn a_client_that_leaves_while_waiting_takes_no_permit() {
@@ -143,4 +146,35 @@ async fn a_request_takes_permits_from_all_its_limiters() {
         let answer = call(weir.address, get).await;
         assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("\"limiter\":\"hourly\""), "{answer}");
     }
+}
+
+/// The second request waits for its turn, meets a connection that closes as it is used again, and waits for another permit.
+#[tokio::test]
+async fn all_waits_of_a_request_that_is_sent_again_are_told() {
+    let is_first = AtomicBool::new(true);
+    let up = scripted_upstream(move |mut socket, up| {
+        let is_first = is_first.swap(false, Ordering::SeqCst);
+        async move {
+            while !read_head(&mut socket).await.is_empty() {
+                up.note_request();
+                if is_first && up.requests() > 1 {
+                    return;
+                }
+                socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
+            }
+        }
+    })
+    .await;
+    let mut rule = rule("/", &up);
+    rule.limiters = vec![limiter("slow")];
+    let weir = weir(vec![rule]).await;
+    let get = "GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
+    assert!(call(weir.address, get).await.starts_with("HTTP/1.1 200"));
+    let answer = call(weir.address, get).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let told = answer.split("weir-wait-ms: ").nth(1).and_then(|rest| rest.split("\r\n").next());
+    let told: u64 = told.expect("it has waited").parse().unwrap();
+    // Two waits of half a second, less what passes between the requests.
+    assert!((850..5000).contains(&told), "{told}");
+    assert_eq!(up.requests(), 3);
 }

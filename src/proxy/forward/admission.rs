@@ -69,6 +69,7 @@ pub(crate) async fn readmit(
     outgoing.feedback.body_rules = None;
     let demand = Demand { wait_max: Some(wait_max), ..plan.demand.clone() };
     record.count_permits();
+    record.wait.ask_again();
     (outgoing.permit, outgoing.ready) = admit(plan, client, &mut outgoing.head, &demand, record).await?;
     outgoing.feedback = Feedback::default();
     Ok(())

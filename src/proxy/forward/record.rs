@@ -70,6 +70,8 @@ pub(crate) struct End {
 pub(crate) struct Wait {
     /// The time of the waits that have ended.
     pub(crate) total: Duration,
+    /// The part of it before the present permit was asked for.
+    earlier: Duration,
     /// The place in the fleet's queue when the request entered, in permits, if that is known.
     pub(crate) place: Option<u64>,
     /// The beginning of the current wait.
@@ -111,11 +113,21 @@ impl Wait {
         self.since = Some(Instant::now());
     }
 
-    /// Ends the current wait. A permit knows the total itself.
+    /// Notes that the request asks for another permit, whose wait is added to the earlier ones.
+    pub(crate) fn ask_again(&mut self) {
+        self.earlier = self.total;
+    }
+
+    /// Returns whether the request has waited for its present permit.
+    fn is_for_permit(&self) -> bool {
+        self.total > self.earlier
+    }
+
+    /// Ends the current wait. A permit knows itself how long it was waited for.
     pub(crate) fn end(&mut self, permit: Option<&Permit>) {
         let since = self.since.take();
         self.total = match permit {
-            Some(permit) => permit.waited(),
+            Some(permit) => self.earlier + permit.waited(),
             None => self.total + since.map_or(Duration::ZERO, |since| since.elapsed()),
         };
     }
@@ -196,7 +208,7 @@ impl Record {
 
     /// Counts the permits, which were used if the request has gone upstream.
     pub(crate) fn count_permits(&mut self) {
-        let has_waited = !self.wait.total.is_zero();
+        let has_waited = self.wait.is_for_permit();
         match std::mem::replace(&mut self.permits, PermitCount::Counted) {
             PermitCount::Counted => {}
             PermitCount::Asked(costs) => self.counts().cancelled(&costs),
