@@ -9,25 +9,27 @@ use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use serde_json::json;
 use tokio::net::TcpListener;
-use weir::config::model::{Http2, Retry, Route};
+use weir::config::model::{Breaker, Http2, Retry};
 
 use crate::support::{
-    Mood, Up, call, http2_client, in_time, limiter, mirror, moody_upstream, rule, scripted_upstream, speak,
-    tls_rule, weir,
+    Mood, Up, Weir, call, http2_client, in_time, limiter, mirror, moody_upstream, rule, scripted_upstream,
+    speak, tls_rule, weir,
 };
 
 const OK: &str = "HTTP/1.1 200 OK";
 const FAILED: &str = "HTTP/1.1 502 Bad Gateway";
 const GET: &str = "GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
 
+const BREAKER: Breaker = Breaker { failures: 3, lasting: Duration::from_secs(3600) };
+
 fn on_connect(attempts: u32) -> Retry {
     Retry { attempts, on_connect: true, on_status: Vec::new(), body_bytes_max: 0, budget_ppm: None }
 }
 
 /// Sends ten requests while another one's attempt to connect is under way; returns the status lines of all, that one's first.
-async fn ten_behind_one(up: &Up, rule: Route) -> Vec<String> {
-    let weir = weir(vec![rule]).await;
+async fn ten_behind_one(up: &Up, weir: &Weir) -> Vec<String> {
     let first = tokio::spawn(call(weir.address, GET));
     in_time(up.accepted()).await;
     let others = join_all((0..10).map(|_| call(weir.address, GET)));
@@ -43,7 +45,7 @@ async fn an_attempt_that_nobody_answers_takes_no_time_from_the_next() {
     let up = moody_upstream(move |number| if number == 1 { Mood::Silent } else { slow }, mirror).await;
     let mut rule = tls_rule("/", &up);
     rule.upstream.timeouts.connect = Duration::from_secs(2);
-    let answers = ten_behind_one(&up.0, rule).await;
+    let answers = ten_behind_one(&up.0, &weir(vec![rule]).await).await;
     assert!(answers[0].starts_with(FAILED), "{answers:?}");
     assert!(answers[1..].iter().all(|answer| answer.starts_with(OK)), "{answers:?}");
     assert_eq!(up.0.connections(), 2);
@@ -54,9 +56,13 @@ async fn requests_that_wait_for_a_connection_share_the_failure_to_open_it() {
     let up = moody_upstream(|_| Mood::Silent, mirror).await;
     let mut rule = tls_rule("/", &up);
     rule.upstream.timeouts.connect = Duration::from_secs(1);
-    let answers = ten_behind_one(&up.0, rule).await;
+    rule.breaker = Some(BREAKER);
+    let weir = weir(vec![rule]).await;
+    let answers = ten_behind_one(&up.0, &weir).await;
     assert!(answers.iter().all(|answer| answer.starts_with(FAILED)), "{answers:?}");
     assert_eq!(up.0.connections(), 2, "the one under way when they arrived, and the next");
+    let breaker = &weir.proxy.breakers()[0];
+    assert_eq!((&breaker["state"], &breaker["failures"]), (&json!("closed"), &json!(2)));
 }
 
 async fn closing(request: Request<Incoming>) -> Response<Full<Bytes>> {

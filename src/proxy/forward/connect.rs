@@ -5,8 +5,9 @@
 use tokio::time::Instant;
 
 use super::plan::Plan;
-use crate::proxy::error::ProxyError;
+use crate::proxy::error::{ConnectError, ProxyError};
 use crate::proxy::upstream::lease::Lease;
+use crate::proxy::upstream::upstream::Unopened;
 
 /// The connection that a request needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,12 +34,16 @@ pub(crate) async fn open(plan: &Plan, needed: Needed, deadline: Instant) -> Resu
     let upstream = &plan.route.upstream;
     let opened = match needed {
         Needed::Any => upstream.open(plan.wanted()).await,
-        Needed::Fresh => upstream.open_fresh(plan.wanted()).await,
+        Needed::Fresh => upstream.open_fresh(plan.wanted()).await.map_err(Unopened::Own),
     };
-    if let Some(attempt) = attempt {
-        attempt.ended(opened.is_ok());
+    match (attempt, &opened) {
+        (Some(attempt), Ok(_)) => attempt.ended(true),
+        (Some(attempt), Err(Unopened::Own(_))) => attempt.ended(false),
+        // One failure counts once, however many requests have waited for its end.
+        (Some(attempt), Err(Unopened::Shared(_))) => drop(attempt),
+        (None, _) => {}
     }
-    Ok(opened?)
+    Ok(opened.map_err(ConnectError::from)?)
 }
 
 /// Notes that the upstream has answered, over whichever connection.

@@ -47,6 +47,22 @@ pub(crate) struct Upstream {
     warned_at: std::sync::Mutex<Option<Instant>>,
 }
 
+/// The reason why a request got no connection.
+pub(crate) enum Unopened {
+    /// Its own attempt has failed.
+    Own(ConnectError),
+    /// It has waited for the attempt of another request, which tells the same of the upstream.
+    Shared(ConnectError),
+}
+
+impl From<Unopened> for ConnectError {
+    fn from(unopened: Unopened) -> ConnectError {
+        match unopened {
+            Unopened::Own(error) | Unopened::Shared(error) => error,
+        }
+    }
+}
+
 /// An attempt to open a shared connection that has failed.
 struct Failure {
     began: Instant,
@@ -94,28 +110,28 @@ impl Upstream {
     ///
     /// Where requests share connections, one of them opens the next and the others wait for it. Each attempt has all of
     /// `connect_timeout`, however long its request has waited; and one that began while a request waited stands for its own.
-    pub(crate) async fn open(&self, wanted: Wanted) -> Result<Lease, ConnectError> {
+    pub(crate) async fn open(&self, wanted: Wanted) -> Result<Lease, Unopened> {
         if wanted == Wanted::Http1 || self.protocol.load(Ordering::Acquire) == HTTP1 {
-            return self.open_fresh(wanted).await;
+            return self.open_fresh(wanted).await.map_err(Unopened::Own);
         }
         let arrived = Instant::now();
         let turn = timeout(self.settings.timeouts.connect * TURN_ATTEMPTS, self.opening.lock()).await;
         let turn = turn.map_err(|_| ConnectError::Timeout(Stage::Turn));
-        let mut last_failure = turn.inspect_err(|error| self.warn(error))?;
+        let mut last_failure = turn.inspect_err(|error| self.warn(error)).map_err(Unopened::Shared)?;
         if let Some(connection) = self.take(wanted) {
             return Ok(self.lend(connection));
         }
         if let Some(failure) = last_failure.as_ref().filter(|failure| failure.began >= arrived) {
-            return Err(failure.error.clone());
+            return Err(Unopened::Shared(failure.error.clone()));
         }
         if self.protocol.load(Ordering::Acquire) == HTTP1 {
             drop(last_failure);
-            return self.open_fresh(wanted).await;
+            return self.open_fresh(wanted).await.map_err(Unopened::Own);
         }
         let began = Instant::now();
         let opened = self.open_fresh(wanted).await;
         *last_failure = opened.as_ref().err().map(|error| Failure { began, error: error.clone() });
-        opened
+        opened.map_err(Unopened::Own)
     }
 
     /// Lends a new connection.
