@@ -73,13 +73,17 @@ async fn closing(request: Request<Incoming>) -> Response<Full<Bytes>> {
 
 /// Sends a request by the first connection, and then one that waits for its turn; returns the status line of that one, and the number
 /// of connections.
-async fn behind_another(retry: Option<Retry>, mood: fn(usize) -> Mood) -> (String, usize) {
+async fn behind_another(
+    retry: Option<Retry>,
+    breaker: Option<Breaker>,
+    mood: fn(usize) -> Mood,
+) -> (String, usize) {
     let up = moody_upstream(mood, closing).await;
     let mut rule = tls_rule("/", &up);
     rule.upstream.http2 = Http2::Off;
     rule.upstream.timeouts.connect = Duration::from_secs(1);
     rule.limiters = vec![limiter("slow")];
-    rule.retry = retry;
+    (rule.retry, rule.breaker) = (retry, breaker);
     let weir = weir(vec![rule]).await;
     let answer = call(weir.address, GET).await;
     assert!(answer.starts_with(OK), "{answer}");
@@ -90,21 +94,47 @@ async fn behind_another(retry: Option<Retry>, mood: fn(usize) -> Mood) -> (Strin
 #[tokio::test]
 async fn a_failure_to_connect_before_the_turn_changes_nothing() {
     let second = |number| if number == 2 { Mood::Refusing } else { Mood::Prompt };
-    assert_eq!(behind_another(None, second).await, (OK.to_owned(), 3));
+    assert_eq!(behind_another(None, None, second).await, (OK.to_owned(), 3));
 }
 
 #[tokio::test]
 async fn a_request_that_has_waited_connects_as_often_as_its_route_allows() {
     let refusing = |number| if [2, 3].contains(&number) { Mood::Refusing } else { Mood::Prompt };
-    assert_eq!(behind_another(Some(on_connect(2)), refusing).await, (OK.to_owned(), 4));
-    assert_eq!(behind_another(None, refusing).await, (FAILED.to_owned(), 3));
+    assert_eq!(behind_another(Some(on_connect(2)), None, refusing).await, (OK.to_owned(), 4));
+    assert_eq!(behind_another(None, None, refusing).await, (FAILED.to_owned(), 3));
 }
 
 #[tokio::test]
 async fn a_failure_to_connect_that_is_known_after_the_turn_is_the_first_attempt() {
     let second = |number| if number == 2 { Mood::Silent } else { Mood::Prompt };
-    assert_eq!(behind_another(None, second).await, (FAILED.to_owned(), 2));
-    assert_eq!(behind_another(Some(on_connect(2)), second).await, (OK.to_owned(), 3));
+    assert_eq!(behind_another(None, None, second).await, (FAILED.to_owned(), 2));
+    assert_eq!(behind_another(Some(on_connect(2)), None, second).await, (OK.to_owned(), 3));
+}
+
+#[tokio::test]
+async fn a_request_that_has_waited_keeps_its_turn_and_its_attempts_behind_a_breaker() {
+    let second = |number| if number == 2 { Mood::Refusing } else { Mood::Prompt };
+    assert_eq!(behind_another(Some(on_connect(2)), Some(BREAKER), second).await, (OK.to_owned(), 3));
+    assert_eq!(behind_another(None, Some(BREAKER), second).await, (FAILED.to_owned(), 2));
+}
+
+#[tokio::test]
+async fn a_failed_connection_of_a_retry_replaces_no_response() {
+    async fn unavailable(request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let mut response = closing(request).await;
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        response
+    }
+    let mood = |number| if number == 1 { Mood::Prompt } else { Mood::Refusing };
+    let up = moody_upstream(mood, unavailable).await;
+    let mut rule = tls_rule("/", &up);
+    rule.upstream.http2 = Http2::Off;
+    rule.limiters = vec![limiter("slow")];
+    rule.retry = Some(Retry { on_connect: false, on_status: vec![503], ..on_connect(2) });
+    rule.breaker = Some(BREAKER);
+    let answer = call(weir(vec![rule]).await.address, GET).await;
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("x-kept: yes"), "{answer}");
+    assert_eq!(up.0.connections(), 2);
 }
 
 #[tokio::test]

@@ -145,7 +145,7 @@ async fn has_left(early: &EarlyReading<'_>, permit: &mut Permit) -> bool {
 ///
 /// A failure to open one before the slot changes nothing: the request keeps its turn, and connects then. After the slot it is the
 /// request's own failure. So it is where the route has a breaker, which holds back all others in their order: this one would meet it again
-/// behind later ones.
+/// behind later ones. There it ends the request, unless the route tries again: then it is the first attempt, and the turn is kept.
 async fn turn(
     plan: &Plan,
     limiter_set: &LimiterSet,
@@ -170,7 +170,12 @@ async fn turn(
             let opened = Box::pin(set_aside_while(&mut permit, opening)).await;
             Ok((permit, opened.map_or_else(Ready::failed, Ready::from)))
         }
-        Either::Right((Err(error), _)) if plan.route.breaker.is_some() => Err(error),
+        Either::Right((Err(error), turn)) if plan.route.breaker.is_some() => {
+            let retry = plan.route.rule.retry.as_ref();
+            let is_retried = matches!(error, ProxyError::UpstreamConnect(_))
+                && retry.is_some_and(|retry| retry.on_connect);
+            if is_retried { Ok((turn.await?, Ready::failed(error))) } else { Err(error) }
+        }
         Either::Right((opened, turn)) => {
             let ready = opened.map_or_else(|_| Ready::default(), Ready::from);
             Ok((turn.await?, ready))

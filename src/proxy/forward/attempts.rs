@@ -58,7 +58,11 @@ pub(super) async fn attempts(
                     record.permits_refused(refusal.limiter());
                     break;
                 }
-                Err(ProxyError::UpstreamUnavailable { .. } | ProxyError::Draining) => break,
+                Err(
+                    ProxyError::UpstreamConnect(_)
+                    | ProxyError::UpstreamUnavailable { .. }
+                    | ProxyError::Draining,
+                ) => break,
                 Err(error) => return Err(error),
             }
         }
