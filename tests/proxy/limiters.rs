@@ -1,11 +1,16 @@
 //! Requests that wait for permits or take several.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use weir::config::model::Cost;
+use weir::config::model::{Cost, JsonPath, PauseRule, Retry};
 use weir::limiter::model::limit::Permits;
 use weir::proxy::Drained;
 
@@ -177,4 +182,43 @@ async fn all_waits_of_a_request_that_is_sent_again_are_told() {
     // Two waits of half a second, less what passes between the requests.
     assert!((850..5000).contains(&told), "{told}");
     assert_eq!(up.requests(), 3);
+}
+
+#[tokio::test]
+async fn a_body_decides_about_a_pause_although_its_retry_is_refused() {
+    let up = upstream(|_: Request<Incoming>| async {
+        let mut response = Response::new(Full::new(Bytes::from("{\"error\": {\"code\": \"quota\"}}")));
+        *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+        response
+    })
+    .await;
+    let mut rule = rule("/", &up);
+    rule.limiters = vec![limiter("single")];
+    let code = (JsonPath::parse("error.code").unwrap(), "quota".to_owned());
+    let lasting = Some(Duration::from_secs(3600));
+    rule.pause_rules = vec![Arc::new([PauseRule { json: vec![code], lasting, ..PauseRule::of(429) }])];
+    rule.retry = Some(Retry {
+        attempts: 2,
+        on_connect: false,
+        on_status: vec![429],
+        body_bytes_max: 0,
+        budget_ppm: None,
+    });
+    let weir = weir(vec![rule]).await;
+    let get = "GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
+    let answer = call(weir.address, get).await;
+    assert!(answer.starts_with("HTTP/1.1 429") && answer.ends_with("\"quota\"}}"), "{answer}");
+    let pause_left = async || {
+        let states = weir.limiters.inspect().await;
+        let single = states.iter().find(|state| state.limiter.name.as_str() == "single").unwrap();
+        single.pause.as_ref().map(|pause| pause.left)
+    };
+    let is_long = |left: Option<Duration>| left.is_some_and(|left| left > Duration::from_secs(3500));
+    in_time(async {
+        while !is_long(pause_left().await) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    assert_eq!(up.requests(), 1);
 }

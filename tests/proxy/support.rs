@@ -128,7 +128,7 @@ fn config(routes: Vec<Route>, server: Server) -> Config {
         log: Log { level: tracing::Level::INFO, format: LogFormat::Text, access: Some(AccessRule::ALL) },
         clients: None,
         store: Store::Memory,
-        limiters: vec![Arc::new(slow()), Arc::new(hourly())],
+        limiters: vec![Arc::new(slow()), Arc::new(hourly()), Arc::new(single())],
         routes,
         hash: "".into(),
     }
@@ -155,6 +155,14 @@ fn hourly() -> Limiter {
         queue: Some(QueueLimits { timeout: Duration::from_secs(20), max_waiting: 100 }),
         ..Limiter::new(LimiterName::parse("hourly").unwrap(), limits)
     }
+}
+
+/// Returns a limiter of one permit an hour, without a queue.
+fn single() -> Limiter {
+    let algorithm = Algorithm::SlidingWindow { precision: NonZeroU32::new(256).unwrap() };
+    let per = Duration::from_secs(3600);
+    let limits = vec![Limit { rate: Permits::ONE, per, algorithm, label: "1/1h".into() }];
+    Limiter::new(LimiterName::parse("single").unwrap(), limits)
 }
 
 /// Returns a limiter without a key, as a route names it.

@@ -65,14 +65,26 @@ pub(crate) async fn readmit(
     record: &mut Record,
     wait_max: Duration,
 ) -> Result<(), ProxyError> {
-    // Nobody reads the body: what it would decide is decided without it, so that the next attempt waits for the pause.
-    outgoing.feedback.body_rules = None;
+    // What the body would decide is decided without it, so that the next attempt waits for the pause.
+    let mut rules = outgoing.feedback.body_rules.take();
+    rules.iter_mut().for_each(|rules| rules.report());
     let demand = Demand { wait_max: Some(wait_max), ..plan.demand.clone() };
     record.count_permits();
     record.wait.ask_again();
-    (outgoing.permit, outgoing.ready) = admit(plan, client, &mut outgoing.head, &demand, record).await?;
-    outgoing.feedback = Feedback::default();
-    Ok(())
+    match admit(plan, client, &mut outgoing.head, &demand, record).await {
+        Ok(admitted) => {
+            // Nobody reads the body.
+            rules.into_iter().for_each(|rules| rules.end());
+            (outgoing.permit, outgoing.ready) = admitted;
+            outgoing.feedback = Feedback::default();
+            Ok(())
+        }
+        Err(error) => {
+            // The client may read it after all.
+            outgoing.feedback.body_rules = rules;
+            Err(error)
+        }
+    }
 }
 
 /// Confirms a permit, which means another wait if its slot has passed.

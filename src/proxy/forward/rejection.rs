@@ -83,7 +83,7 @@ pub(crate) struct BodyRules {
     /// How long the upstream asks to be left alone, and since when.
     pub(crate) wait: Option<Duration>,
     pub(crate) since: Instant,
-    /// True if the status alone says that it is a rejection, so that it was counted.
+    /// True if it was counted as a rejection, because its status alone says so, or the begin of its body.
     pub(crate) is_rejection: bool,
     /// The name of the body's content coding; empty without one.
     pub(crate) coding: Box<str>,
@@ -112,16 +112,27 @@ impl BodyRules {
         });
         decided.collect()
     }
+
+    /// Reports what the body decides, as far as it has come. More of it may decide more.
+    pub(crate) fn report(&mut self) {
+        let pauses = self.decide();
+        let (Some((_, asked)), Some(limiter_set)) = (pauses.first(), &self.route.limiter_set) else { return };
+        let is_first = !std::mem::replace(&mut self.is_rejection, true);
+        if is_first {
+            self.route.metrics.upstream_rejected(asked.status);
+        }
+        let signal = UpstreamSignal { is_rejection: is_first, pauses, windows: Vec::new() };
+        limiter_set.report_upstream(&self.partitions, &self.receipt, signal);
+    }
+
+    /// Ends without another report.
+    pub(crate) fn end(mut self) {
+        self.by_body.clear();
+    }
 }
 
 impl Drop for BodyRules {
     fn drop(&mut self) {
-        let pauses = self.decide();
-        let (Some((_, asked)), Some(limiter_set)) = (pauses.first(), &self.route.limiter_set) else { return };
-        if !self.is_rejection {
-            self.route.metrics.upstream_rejected(asked.status);
-        }
-        let signal = UpstreamSignal { is_rejection: !self.is_rejection, pauses, windows: Vec::new() };
-        limiter_set.report_upstream(&self.partitions, &self.receipt, signal);
+        self.report();
     }
 }
