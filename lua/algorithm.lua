@@ -13,11 +13,11 @@
 --   window_start(rule, at, length)   the first instant of the window that ends at `at`; nil without windows. External usage is
 --                                left to others in each window; without windows it is charged
 -- Of a search (search.lua), which shows a rule the bookings in ascending order:
---   sight(rule, rate, checkpoint)    what the rule sees at the beginning; `rate` permits of it are left to this fleet
---   advance(sight, search, before)   moves the sight to `search.at`; the bookings after the first `before` have entered since
---   room(sight, search, cost)    how many permits have room at `search.at`; or nil, the next instant worth trying, and true where this
+--   start(rule, rate, checkpoint)    the values that the rule runs with, at the beginning; `rate` permits of it are left to this fleet
+--   advance(running, search, before)   moves them to `search.at`; the bookings after the first `before` have entered since
+--   room(running, search, cost)  how many permits have room at `search.at`; or nil, the next instant worth trying, and true where this
 --                                rule has no room there either
---   take(sight, search, permits) books permits at `search.at`
+--   take(running, search, permits)   books permits at `search.at`
 -- Of a state:
 --   available(rule, timeline, now, checkpoint, external)   permits that could be used now beside `external` ones
 --   expires(rule, timeline, checkpoint, rules, now)   when neither a booking nor the checkpoint matters any more; and, where

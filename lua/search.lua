@@ -1,7 +1,7 @@
 -- search.lua: a search for the earliest instant with room under all rules of a state at once. It only moves forward.
 --
 -- Twin of src/limiter/arithmetic/algorithm/mod.rs (`Search`). It stands at `at`, where the first `entered` entries count; each rule
--- has a sight of the bookings from there.
+-- keeps of them what it needs, its *running* values.
 
 local Search
 do
@@ -11,7 +11,7 @@ do
   local function advance(search, at)
     if at <= search.at then return end
     search.at = at
-    local timeline, rules, sights, before = search.timeline, search.rules, search.sights, search.entered
+    local timeline, rules, running, before = search.timeline, search.rules, search.running, search.entered
     local entries, entered, size, cell = timeline.at, before, timeline.size, rules.cell
     -- The bookings of the cell of `at` count.
     local till = at - at % cell + cell
@@ -19,20 +19,20 @@ do
     if entered + FAR < size and entries[entered + FAR] < till then entered = Timeline.first_from(timeline, till) - 1 end
     while entered < size and entries[entered + 1] < till do entered = entered + 1 end
     search.entered = entered
-    for index = 1, #rules do rules[index].algorithm.advance(sights[index], search, before) end
+    for index = 1, #rules do rules[index].algorithm.advance(running[index], search, before) end
   end
 
   local function new(state, from)
-    local rules, timeline, sights = state.rules, state.timeline, {}
+    local rules, timeline, running = state.rules, state.timeline, {}
     Timeline.compact(timeline)
     for index = 1, #rules do
       local rule = rules[index]
       local rate = state.external_usage and ExternalUsage.rate_left(state, index) or rule.rate
-      sights[index] = rule.algorithm.sight(rule, rate, state.checkpoints[index])
+      running[index] = rule.algorithm.start(rule, rate, state.checkpoints[index])
     end
     -- External usage comes and goes, and so does the room beside it.
     local search = {
-      rules = rules, timeline = timeline, sights = sights, pause = state.pause, at = -1, entered = 0,
+      rules = rules, timeline = timeline, running = running, pause = state.pause, at = -1, entered = 0,
       keeps_full = not rules.skips_room and not state.external_usage,
     }
     advance(search, from)
@@ -41,21 +41,21 @@ do
 
   -- Returns a copy of a search that has not looked for room yet.
   local function copy(search)
-    local copied, sights = {}, {}
+    local copied, running = {}, {}
     for name, value in pairs(search) do copied[name] = value end
-    for index, sight in ipairs(search.sights) do
+    for index, original in ipairs(search.running) do
       local own = {}
-      for name, value in pairs(sight) do own[name] = value end
-      sights[index] = own
+      for name, value in pairs(original) do own[name] = value end
+      running[index] = own
     end
-    copied.sights = sights
+    copied.running = running
     return copied
   end
 
   -- Moves to the earliest instant with room for `cost`. Returns the room, and the index of the last rule that moved the search. Returns
   -- nil where the call has done enough and the next one can go on from here.
   local function earliest(search, cost)
-    local rules, sights, pause, limited_by = search.rules, search.sights, search.pause, nil
+    local rules, running, pause, limited_by = search.rules, search.running, search.pause, nil
     local index, room, moves, timeline, keeps_full = 1, nil, 0, search.timeline, search.keeps_full
     if search.at < pause.paced_until then advance(search, Pause.open_from(pause, search.at)) end
     local from, passed, full = search.at, search.entered, timeline.full
@@ -66,7 +66,7 @@ do
       if full[1] and index == 1 and search.entered < timeline.size then
         next_at, index = Timeline.full_until(full, search.at, cost, index)
       end
-      if not next_at then found, next_at, goes_on = rules[index].algorithm.room(sights[index], search, cost) end
+      if not next_at then found, next_at, goes_on = rules[index].algorithm.room(running[index], search, cost) end
       if found then
         if not room or found < room then room = found end
         index = index + 1
@@ -97,7 +97,7 @@ do
       work.done = work.done + 100
       if at < pause.paced_until and Pause.open_from(pause, at) > at then return nil end
       for index = 1, #rules do
-        local found = rules[index].algorithm.room(search.sights[index], search, cost)
+        local found = rules[index].algorithm.room(search.running[index], search, cost)
         if not found then return nil end
         room = min(room, found)
       end
@@ -133,10 +133,10 @@ do
 
   -- Books permits where the search stands.
   local function charge(search, permits)
-    local rules, sights, at = search.rules, search.sights, search.at
+    local rules, running, at = search.rules, search.running, search.at
     work.done = work.done + 150
     if Timeline.charge(search.timeline, rules, search.entered, at, permits) then search.entered = search.entered + 1 end
-    for index = 1, #rules do rules[index].algorithm.take(sights[index], search, permits) end
+    for index = 1, #rules do rules[index].algorithm.take(running[index], search, permits) end
     if at < search.pause.paced_until then Pause.booked(search.pause, at, permits) end
   end
 

@@ -106,12 +106,12 @@ function Algorithm.B()
     return last and max(full, last + rule.window) or full, lacking
   end
 
-  local function advance(sight, search, before)
+  local function advance(running, search, before)
     local entered = search.entered
     if entered == before then return end
     local timeline, first = search.timeline, before + 1
-    if timeline.at[first] <= sight.folded then first = first_from(timeline, sight.folded + 1) end
-    sight.tat, sight.rest = take_all(sight.rule, sight.tat, sight.rest, timeline, search.rules, first, entered)
+    if timeline.at[first] <= running.folded then first = first_from(timeline, running.folded + 1) end
+    running.tat, running.rest = take_all(running.rule, running.tat, running.rest, timeline, search.rules, first, entered)
   end
 
   -- A way over that many later bookings is worth remembering.
@@ -120,9 +120,9 @@ function Algorithm.B()
   -- Notes how late the bucket may be full again at each of some later bookings. Whoever leaves it as late there keeps all of them: from
   -- then on an arrival time that is later by a span makes no other one later by more. `way` is what a way over them saw: instants, arrival
   -- times and borders; `spare` is what it left at its end.
-  local function note_latest(rule, sight, way, spare, spare_rest)
-    local latest, latest_rest, rate = sight.latest or {}, sight.latest_rest or {}, rule.rate
-    sight.latest, sight.latest_rest = latest, latest_rest
+  local function note_latest(rule, running, way, spare, spare_rest)
+    local latest, latest_rest, rate = running.latest or {}, running.latest_rest or {}, rule.rate
+    running.latest, running.latest_rest = latest, latest_rest
     work.done = work.done + 8 * #way
     for place = #way - 4, 1, -5 do
       local at, tat, rest = way[place], way[place + 1], way[place + 2]
@@ -137,11 +137,11 @@ function Algorithm.B()
   -- next instant worth trying. Bookings that a search makes lie before the later ones, so that what it has seen of those stays true:
   -- `latest` has an arrival time for bookings by their instant. Where all bookings of a page have room, and the bucket is not full before
   -- any of them, they are passed at once.
-  local function room_among_later(sight, search, cost, found, tat, rest)
-    local rule, timeline, rules = sight.rule, search.timeline, search.rules
+  local function room_among_later(running, search, cost, found, tat, rest)
+    local rule, timeline, rules = running.rule, search.timeline, search.rules
     local entries, permits, size, cell, first = timeline.at, timeline.permits, timeline.size, rules.cell, search.entered + 1
     local rate, same, beyond, beyond_rest, span, span_rest = rule.rate, nil, nil, nil, nil, nil
-    local latest, latest_rest, way, seen, spare, spare_rest = sight.latest, sight.latest_rest, {}, 0, nil, nil
+    local latest, latest_rest, way, seen, spare, spare_rest = running.latest, running.latest_rest, {}, 0, nil, nil
     local starts, rows, page, edge = nil, nil, nil, nil
     if size - first >= Pages.FAR and size > Timeline.LONG then
       starts, rows = Pages.of(timeline, rules, rule)
@@ -215,18 +215,18 @@ function Algorithm.B()
       entry = entry + 1
     end
     work.done = work.done + 12 * seen
-    if seen > 5 * FAR then note_latest(rule, sight, way, spare, spare_rest) end
+    if seen > 5 * FAR then note_latest(rule, running, way, spare, spare_rest) end
     return found
   end
 
   -- Returns the first instant from `at` on at which neither the bucket nor the next booking is in the way of `cost`, or an earlier one if
   -- that is far. There is no room before. A request of several permits may pass hundreds of bookings that are too near to each other.
-  local function next_gap(sight, search, cost, at)
-    local rule, timeline, cell, entered = sight.rule, search.timeline, search.rules.cell, search.entered
+  local function next_gap(running, search, cost, at)
+    local rule, timeline, cell, entered = running.rule, search.timeline, search.rules.cell, search.entered
     local final = min(entered + WAY_MAX, timeline.size)
     if entered == final then return at end
-    local entries, permits, folded, rate = timeline.at, timeline.permits, sight.folded, rule.rate
-    local tat, rest, same = sight.tat, sight.rest, nil
+    local entries, permits, folded, rate = timeline.at, timeline.permits, running.folded, rule.rate
+    local tat, rest, same = running.tat, running.rest, nil
     local beyond, beyond_rest = tolerance(rule, cost)
     local span, span_rest = span_exact(rule, cost)
     local more, more_rest, later, later_rest
@@ -269,12 +269,12 @@ function Algorithm.B()
     return at
   end
 
-  local function room(sight, search, cost)
-    local rule, timeline, at = sight.rule, search.timeline, search.at
-    local tat, rest = sight.tat, sight.rest
+  local function room(running, search, cost)
+    local rule, timeline, at = running.rule, search.timeline, search.at
+    local tat, rest = running.tat, running.rest
     local beyond, beyond_rest = tolerance(rule, cost)
     local from = max(tat - beyond, 0) + (rest > beyond_rest and 1 or 0)
-    if from > at then return nil, next_gap(sight, search, cost, cell_from(from, rule.cell)) end
+    if from > at then return nil, next_gap(running, search, cost, cell_from(from, rule.cell)) end
     tat, rest = take(rule, tat, rest, at, cost)
     local found = cost
     local border, border_rest = add(rule, at, 0, beyond, beyond_rest)
@@ -282,9 +282,9 @@ function Algorithm.B()
       found = found + cost + permits_until(rule, tat, rest, border, border_rest)
     end
     if search.entered == timeline.size then return found end
-    local free, next_at = room_among_later(sight, search, cost, found, tat, rest)
+    local free, next_at = room_among_later(running, search, cost, found, tat, rest)
     if free then return free end
-    return nil, next_gap(sight, search, cost, next_at)
+    return nil, next_gap(running, search, cost, next_at)
   end
 
   local function rare()
@@ -323,13 +323,13 @@ function Algorithm.B()
     end,
     spacing = span_exact,
     separates = false,
-    sight = function(rule, _, checkpoint)
+    start = function(rule, _, checkpoint)
       return { rule = rule, tat = checkpoint[1], rest = checkpoint[2], folded = checkpoint[3] }
     end,
     advance = advance,
     room = room,
-    take = function(sight, search, permits)
-      sight.tat, sight.rest = take(sight.rule, sight.tat, sight.rest, search.at, permits)
+    take = function(running, search, permits)
+      running.tat, running.rest = take(running.rule, running.tat, running.rest, search.at, permits)
     end,
     available = available,
     expires = expires,

@@ -1,7 +1,7 @@
 -- fixed_window.lua: each calendar window holds at most the rule's rate.
 --
 -- Twin of src/limiter/arithmetic/algorithm/fixed_window.rs. The text of a rule goes on with the guard, and start and length of each
--- stretch of equal windows. A sight counts `held` permits in the window that ends at `finish`.
+-- stretch of equal windows. While it runs, it counts `held` permits in the window that ends at `finish`.
 
 function Algorithm.F()
   local SPAN_MAX, span_exact = Rule.SPAN_MAX, Rule.span_exact
@@ -29,24 +29,24 @@ function Algorithm.F()
     return start, min(start + length, starts[later] or start + length)
   end
 
-  local function advance(sight, search)
+  local function advance(running, search)
     local at = search.at
-    if at < sight.finish then return end
+    if at < running.finish then return end
     local timeline = search.timeline
     local entries, permits, size = timeline.at, timeline.permits, timeline.size
-    local start, finish = window_of(sight.rule, at)
+    local start, finish = window_of(running.rule, at)
     local held, entry = 0, first_from(timeline, start)
     while entry <= size and entries[entry] < finish do
       held = held + permits[entry]
       entry = entry + 1
     end
-    sight.finish, sight.held = finish, held
+    running.finish, running.held = finish, held
   end
 
   -- The last guard of a window stays empty: a permit booked there might be sent in the next window.
-  local function room(sight, search, cost)
-    local finish, held, rate = sight.finish, sight.held, sight.rate
-    if search.at + sight.rule.guard >= finish or held > max(rate - cost, 0) then return nil, finish end
+  local function room(running, search, cost)
+    local finish, held, rate = running.finish, running.held, running.rate
+    if search.at + running.rule.guard >= finish or held > max(rate - cost, 0) then return nil, finish end
     return max(rate - held, 0)
   end
 
@@ -56,10 +56,10 @@ function Algorithm.F()
     spacing = function(rule, permits) return min(span_exact(rule, permits), SPACING * permits) end,
     separates = function(rule, first, later) return window_of(rule, first) ~= window_of(rule, later) end,
     window_start = function(rule, at) return (window_of(rule, at)) end,
-    sight = function(rule, rate) return { rule = rule, rate = rate, finish = 0, held = 0 } end,
+    start = function(rule, rate) return { rule = rule, rate = rate, finish = 0, held = 0 } end,
     advance = advance,
     room = room,
-    take = function(sight, _, permits) sight.held = sight.held + permits end,
+    take = function(running, _, permits) running.held = running.held + permits end,
     available = function(rule, timeline, now, _, external)
       return max(rule.rate - external - held_between(timeline, (window_of(rule, now)), now), 0)
     end,

@@ -1,7 +1,7 @@
 -- sliding_window.lua: every interval of a rule's window holds at most its rate.
 --
--- Twin of src/limiter/arithmetic/algorithm/sliding_window.rs. A sight counts `held` permits in the window that ends where the search
--- stands; the first `gone` entries have left it.
+-- Twin of src/limiter/arithmetic/algorithm/sliding_window.rs. While it runs, it counts `held` permits in the window that ends where the
+-- search stands; the first `gone` entries have left it.
 
 function Algorithm.S()
   local cell_start, held_between, first_from = Rule.cell_start, Timeline.held_between, Timeline.first_from
@@ -13,9 +13,9 @@ function Algorithm.S()
     return max(at + 1 - length, 0)
   end
 
-  local function advance(sight, search, before)
+  local function advance(running, search, before)
     local entries, permits, entered = search.timeline.at, search.timeline.permits, search.entered
-    local gone, held, limit = sight.gone, sight.held, search.at - sight.rule.window
+    local gone, held, limit = running.gone, running.held, search.at - running.rule.window
     if gone <= before and entered > before and entries[before + 1] <= limit then
       -- A search that moves by more than a window forgets what it has seen.
       gone = first_from(search.timeline, limit + 1) - 1
@@ -27,7 +27,7 @@ function Algorithm.S()
       gone = gone + 1
       held = held - permits[gone]
     end
-    sight.gone, sight.held = gone, held
+    running.gone, running.held = gone, held
   end
 
   -- Returns the permits in the fullest of the windows that end at later bookings within reach of a search. Each booking is looked at once
@@ -35,12 +35,12 @@ function Algorithm.S()
   -- it. `behind` and `fullest` name the bookings, ascending, whose window is fuller than that of each later one, by their place from the
   -- end. Permits booked since are in all of these windows: `more`. Entries that were made since lie before: `size` is the number that
   -- there were.
-  local function fullest_ahead(sight, search)
-    local timeline, entered, window, cell = search.timeline, search.entered, sight.rule.window, search.rules.cell
-    local entries, permits, size, ahead = timeline.at, timeline.permits, timeline.size, sight.ahead
+  local function fullest_ahead(running, search)
+    local timeline, entered, window, cell = search.timeline, search.entered, running.rule.window, search.rules.cell
+    local entries, permits, size, ahead = timeline.at, timeline.permits, timeline.size, running.ahead
     if not ahead or ahead.entry + size - ahead.size < entered then
-      ahead = { entry = entered, gone = sight.gone, held = sight.held, behind = {}, fullest = {}, first = 1, last = 0, more = 0, size = size }
-      sight.ahead = ahead
+      ahead = { entry = entered, gone = running.gone, held = running.held, behind = {}, fullest = {}, first = 1, last = 0, more = 0, size = size }
+      running.ahead = ahead
     end
     local behind, fullest, first, last = ahead.behind, ahead.fullest, ahead.first, ahead.last
     local seen = ahead.entry + size - ahead.size
@@ -77,9 +77,9 @@ function Algorithm.S()
   end
 
   -- Returns the instant right behind the first later booking whose window has no room.
-  local function behind_full(sight, search, spare)
+  local function behind_full(running, search, spare)
     local timeline, cell = search.timeline, search.rules.cell
-    local entries, permits, gone, held, window = timeline.at, timeline.permits, sight.gone, sight.held, sight.rule.window
+    local entries, permits, gone, held, window = timeline.at, timeline.permits, running.gone, running.held, running.rule.window
     for entry = search.entered + 1, timeline.size do
       local finish = cell_start(entries[entry], cell)
       held = held + permits[entry]
@@ -96,10 +96,10 @@ function Algorithm.S()
 
   -- Returns the instant at which enough has left the window that ends where a search stands, which has no room: bookings enter it on the
   -- way there. Where very many do it returns an instant on the way, and true.
-  local function behind_held(sight, search, spare)
-    local timeline, cell, window = search.timeline, search.rules.cell, sight.rule.window
+  local function behind_held(running, search, spare)
+    local timeline, cell, window = search.timeline, search.rules.cell, running.rule.window
     local entries, permits, size = timeline.at, timeline.permits, timeline.size
-    local gone, held, entered, at = sight.gone, sight.held, search.entered, nil
+    local gone, held, entered, at = running.gone, running.held, search.entered, nil
     local final = entered + WAY_MAX
     repeat
       while held > spare do
@@ -118,23 +118,23 @@ function Algorithm.S()
   end
 
   -- A booking between others needs room in the windows that reach back from it and in those that end at later bookings.
-  local function room(sight, search, cost)
-    local held, rate = sight.held, sight.rate
+  local function room(running, search, cost)
+    local held, rate = running.held, running.rate
     local spare = max(rate - cost, 0)
     if held > spare then
-      local at, goes_on = behind_held(sight, search, spare)
+      local at, goes_on = behind_held(running, search, spare)
       return nil, at, goes_on
     end
     if search.entered < search.timeline.size then
-      held = max(held, fullest_ahead(sight, search))
-      if held > spare then return nil, behind_full(sight, search, spare) end
+      held = max(held, fullest_ahead(running, search))
+      if held > spare then return nil, behind_full(running, search, spare) end
     end
     return max(rate - held, 0)
   end
 
-  local function take(sight, _, permits)
-    local ahead = sight.ahead
-    sight.held = sight.held + permits
+  local function take(running, _, permits)
+    local ahead = running.ahead
+    running.held = running.held + permits
     if ahead then ahead.held, ahead.more = ahead.held + permits, ahead.more + permits end
   end
 
@@ -143,7 +143,7 @@ function Algorithm.S()
     parse = function(rule) rule.reach = rule.window end,
     spacing = Rule.span_exact,
     window_start = window_start,
-    sight = function(rule, rate) return { rule = rule, rate = rate, gone = 0, held = 0 } end,
+    start = function(rule, rate) return { rule = rule, rate = rate, gone = 0, held = 0 } end,
     advance = advance,
     room = room,
     take = take,

@@ -185,13 +185,13 @@ function Algorithm.W()
     return last and max(cold, last + rule.window) or cold, is_free and 0 or permits_between(rule, from, 0, free, rest) + 1
   end
 
-  local function advance(sight, search, before)
+  local function advance(running, search, before)
     local entered = search.entered
     if entered == before then return end
     local timeline, first = search.timeline, before + 1
-    if timeline.at[first] <= sight.folded then first = first_from(timeline, sight.folded + 1) end
-    sight.free, sight.rest, sight.stored, sight.part =
-      take_all(sight.rule, sight.free, sight.rest, sight.stored, sight.part, timeline, search.rules, first, entered)
+    if timeline.at[first] <= running.folded then first = first_from(timeline, running.folded + 1) end
+    running.free, running.rest, running.stored, running.part =
+      take_all(running.rule, running.free, running.rest, running.stored, running.part, timeline, search.rules, first, entered)
   end
 
   -- Returns `cost` if none of the later bookings is put off by one that leaves this level; or nil and the next instant worth trying. One
@@ -240,13 +240,13 @@ function Algorithm.W()
     return cost
   end
 
-  local function room(sight, search, cost)
-    local rule, at, free, rest = sight.rule, search.at, sight.free, sight.rest
+  local function room(running, search, cost)
+    local rule, at, free, rest = running.rule, search.at, running.free, running.rest
     local from = max(free - rule.cell, 0) + (rest > 0 and 1 or 0)
     if from > at then return nil, cell_from(from, rule.cell) end
     local stored, part
     work.done = work.done + 60
-    free, rest, stored, part = take(rule, free, rest, sight.stored, sight.part, at, cost)
+    free, rest, stored, part = take(rule, free, rest, running.stored, running.part, at, cost)
     if search.entered < search.timeline.size then return room_among_later(rule, free, rest, stored, part, search, cost) end
     local border = at + rule.cell
     if free > border or (free == border and rest > 0) then return cost end
@@ -296,17 +296,17 @@ function Algorithm.W()
     parse = parse,
     spacing = span_exact,
     separates = false,
-    sight = function(rule, _, checkpoint)
+    start = function(rule, _, checkpoint)
       return {
         rule = rule, free = checkpoint[1], rest = checkpoint[2], stored = checkpoint[3], part = checkpoint[4], folded = checkpoint[5],
       }
     end,
     advance = advance,
     room = room,
-    take = function(sight, search, permits)
+    take = function(running, search, permits)
       work.done = work.done + 60
-      sight.free, sight.rest, sight.stored, sight.part =
-        take(sight.rule, sight.free, sight.rest, sight.stored, sight.part, search.at, permits)
+      running.free, running.rest, running.stored, running.part =
+        take(running.rule, running.free, running.rest, running.stored, running.part, search.at, permits)
     end,
     available = available,
     expires = expires,

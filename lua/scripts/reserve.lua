@@ -347,7 +347,7 @@ if #runs > 0 and not settles and not is_moving and is_rescheduled then
           local search = Search.new(states[limiter], at - 1)
           limit = 1
           for place = #rules, 1, -1 do
-            if not rules[place].algorithm.room(search.sights[place], search, cost) then limit = place end
+            if not rules[place].algorithm.room(search.running[place], search, cost) then limit = place end
           end
         end
         local rule = rules[limit]

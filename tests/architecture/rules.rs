@@ -174,7 +174,7 @@ pub(crate) const RULES: &[Rule] = &[
         says: "only algorithm/ tells the kinds of limits apart",
         within: &[],
         except: &["limiter::arithmetic::algorithm", "config"],
-        forbids: Forbidden::Path(r"^crate::limiter(::\w+)*::(Algorithm|Kind|Sight)::[A-Z]\w*[a-z]\w*$"),
+        forbids: Forbidden::Path(r"^crate::limiter(::\w+)*::(Algorithm|Kind|Checkpoint)::[A-Z]\w*[a-z]\w*$"),
         catches: "use crate::limiter::Kind::Bucket; fn is_bucket(kind: &Bucket) {}",
     },
 ];

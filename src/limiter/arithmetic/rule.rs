@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::Algorithm;
-use crate::limiter::arithmetic::algorithm::kind::{Kind, Sight};
+use crate::limiter::arithmetic::algorithm::kind::{Checkpoint, Kind};
 use crate::limiter::arithmetic::cell::cell_start;
 use crate::limiter::arithmetic::quota::Quota;
 use crate::limiter::arithmetic::share::Share;
@@ -131,10 +131,13 @@ pub fn is_one(rules: &[Rule], cell: Micros, first: Micros, later: Micros) -> boo
 
 /// Returns the checkpoint with which a rule begins that follows others: it lacks what the emptiest of them lacked, and no more than it can hold.
 /// A smaller bucket is empty, and not closed until it has made up for the larger one.
-pub fn checkpoint_after<'a>(before: impl Iterator<Item = (&'a Rule, &'a Sight)>, rule: &Rule) -> Sight {
+pub fn checkpoint_after<'a>(
+    before: impl Iterator<Item = (&'a Rule, &'a Checkpoint)>,
+    rule: &Rule,
+) -> Checkpoint {
     let missing = before.filter_map(|(old, checkpoint)| old.kind.missing(old.quota(), checkpoint));
     let lacking =
         missing.map(|(permits, at)| rule.kind.lacking(rule.quota(), at, permits.min(rule.lacking_max())));
     let emptier = |one, other| if rule.kind.is_emptier(&other, &one) { other } else { one };
-    lacking.reduce(emptier).unwrap_or_else(|| rule.kind.sight())
+    lacking.reduce(emptier).unwrap_or_else(|| rule.kind.empty_checkpoint())
 }

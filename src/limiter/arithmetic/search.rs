@@ -5,7 +5,7 @@
 use std::borrow::BorrowMut;
 
 use crate::clock::Micros;
-use crate::limiter::arithmetic::algorithm::kind::Sight;
+use crate::limiter::arithmetic::algorithm::kind::Checkpoint;
 use crate::limiter::arithmetic::algorithm::{Algorithm, Position};
 use crate::limiter::arithmetic::cell::cell_start;
 use crate::limiter::arithmetic::external_usage::ExternalUsage;
@@ -21,16 +21,16 @@ use crate::limiter::model::Violated;
 pub struct Search<'a> {
     timeline: &'a mut Timeline,
     rules: &'a [Rule],
-    /// The use of each rule at the beginning.
-    checkpoints: &'a [Sight],
+    /// The checkpoint of each rule at the beginning.
+    checkpoints: &'a [Checkpoint],
     /// The width of the timeline's cells: the finest of all rules.
     cell: Micros,
     /// The present instant of the search.
     at: Micros,
     /// The number of entries whose cell starts at `at` or before.
     entered: usize,
-    /// The sight of each rule.
-    sights: Vec<Sight>,
+    /// The checkpoint of each rule at the present instant.
+    running: Vec<Checkpoint>,
     /// The pause to heed; `None` where it does not matter.
     pause: Option<&'a mut Pause>,
     /// True if the pause spaces the permits that follow it.
@@ -91,7 +91,7 @@ impl<'a> Search<'a> {
     pub fn new(
         timeline: &'a mut Timeline,
         rules: &'a [Rule],
-        checkpoints: &'a [Sight],
+        checkpoints: &'a [Checkpoint],
         from: Micros,
     ) -> Search<'a> {
         let mut search = Search {
@@ -101,7 +101,7 @@ impl<'a> Search<'a> {
             cell: finest_cell(rules),
             at: Micros::ZERO,
             entered: 0,
-            sights: checkpoints.to_vec(),
+            running: checkpoints.to_vec(),
             pause: None,
             is_paced: false,
             external_usage: &[],
@@ -158,8 +158,8 @@ impl<'a> Search<'a> {
             self.entered += 1;
         }
         let position = Position { entries, entered: self.entered, at: self.at, cell: self.cell };
-        for (sight, rule) in self.sights.iter_mut().zip(self.rules) {
-            rule.kind.advance(rule.quota(), sight, position, before);
+        for (checkpoint, rule) in self.running.iter_mut().zip(self.rules) {
+            rule.kind.advance(rule.quota(), checkpoint, position, before);
         }
     }
 
@@ -207,9 +207,9 @@ impl<'a> Search<'a> {
         let entered = entries.partition_point(|entry| cell_start(entry.at, self.cell) <= at);
         let position = Position { entries, entered, at, cell: self.cell };
         (0..self.rules.len()).find(|index| {
-            let (rule, mut sight) = (&self.rules[*index], self.checkpoints[*index]);
-            rule.kind.advance(rule.quota(), &mut sight, position, 0);
-            rule.kind.room(self.quota(*index), &sight, position, cost).is_err()
+            let (rule, mut checkpoint) = (&self.rules[*index], self.checkpoints[*index]);
+            rule.kind.advance(rule.quota(), &mut checkpoint, position, 0);
+            rule.kind.room(self.quota(*index), &checkpoint, position, cost).is_err()
         })
     }
 
@@ -218,7 +218,7 @@ impl<'a> Search<'a> {
     fn room(&self, index: usize, cost: u64) -> Result<u64, Micros> {
         let entries = self.timeline.entries();
         let position = Position { entries, entered: self.entered, at: self.at, cell: self.cell };
-        self.rules[index].kind.room(self.quota(index), &self.sights[index], position, cost)
+        self.rules[index].kind.room(self.quota(index), &self.running[index], position, cost)
     }
 
     /// Returns what a rule leaves to this fleet.
@@ -240,8 +240,8 @@ impl<'a> Search<'a> {
         {
             pause.booked(at, permits);
         }
-        for (sight, rule) in self.sights.iter_mut().zip(rules) {
-            rule.kind.take(rule.quota(), sight, at, permits);
+        for (checkpoint, rule) in self.running.iter_mut().zip(rules) {
+            rule.kind.take(rule.quota(), checkpoint, at, permits);
         }
     }
 }

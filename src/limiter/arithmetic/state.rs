@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::Algorithm;
-use crate::limiter::arithmetic::algorithm::kind::Sight;
+use crate::limiter::arithmetic::algorithm::kind::Checkpoint;
 use crate::limiter::arithmetic::cell::{cell_from, cell_start, held_between};
 use crate::limiter::arithmetic::declared::Declarations;
 use crate::limiter::arithmetic::external_usage::{ExternalUsage, overtaken};
@@ -42,7 +42,7 @@ pub struct LimiterState {
     /// Every rule in force, the union of what is declared.
     rules: Vec<Rule>,
     /// The checkpoint of each rule.
-    checkpoints: Vec<Sight>,
+    checkpoints: Vec<Checkpoint>,
     /// The external usage of each rule.
     external_usage: Vec<ExternalUsage>,
     reschedule: Reschedule,
@@ -115,7 +115,7 @@ impl LimiterState {
     }
 
     /// Returns the checkpoint with which a rule comes into force. Until `till`, permits flowed in under the rules before.
-    fn checkpoint_of(&self, rule: &Rule, till: Micros) -> Sight {
+    fn checkpoint_of(&self, rule: &Rule, till: Micros) -> Checkpoint {
         if let Some(checkpoint) = self.checkpoint(rule) {
             return checkpoint;
         }
@@ -143,7 +143,7 @@ impl LimiterState {
     }
 
     /// Returns the checkpoint of a rule in force.
-    fn checkpoint(&self, rule: &Rule) -> Option<Sight> {
+    fn checkpoint(&self, rule: &Rule) -> Option<Checkpoint> {
         self.position(rule).and_then(|index| self.checkpoints.get(index)).copied()
     }
 
@@ -301,7 +301,7 @@ impl LimiterState {
     pub(in crate::limiter) fn follow_reset(&mut self) -> bool {
         let Some(at) = self.reset_at.take() else { return false };
         self.timeline = self.timeline.split_off(at + Micros::ONE).into();
-        self.checkpoints = self.rules.iter().map(|rule| rule.kind.sight()).collect();
+        self.checkpoints = self.rules.iter().map(|rule| rule.kind.empty_checkpoint()).collect();
         true
     }
 
@@ -401,7 +401,7 @@ impl LimiterState {
     fn left(&self, now: Micros, rule: &Rule) -> u64 {
         let external = self.position(rule).and_then(|index| self.external_usage.get(index));
         let external = external.map_or(0, ExternalUsage::permits);
-        let checkpoint = self.checkpoint(rule).unwrap_or_else(|| rule.kind.sight());
+        let checkpoint = self.checkpoint(rule).unwrap_or_else(|| rule.kind.empty_checkpoint());
         rule.kind.available(rule.quota(), &checkpoint, self.timeline.entries(), external, now)
     }
 

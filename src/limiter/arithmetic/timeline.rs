@@ -5,7 +5,7 @@
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::Algorithm;
-use crate::limiter::arithmetic::algorithm::kind::Sight;
+use crate::limiter::arithmetic::algorithm::kind::Checkpoint;
 use crate::limiter::arithmetic::cell::{Entry, cell_start};
 use crate::limiter::arithmetic::rule::{Rule, finest_cell, is_one};
 use crate::limiter::model::{Step, stepped};
@@ -43,7 +43,7 @@ impl Timeline {
         &mut self,
         now: Micros,
         rules: &[Rule],
-        checkpoints: &[Sight],
+        checkpoints: &[Checkpoint],
         seen_for: impl Fn(usize, &Rule) -> Micros,
     ) {
         let seen_for = |(index, rule): (usize, &Rule)| seen_for(index, rule);

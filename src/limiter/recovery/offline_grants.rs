@@ -5,7 +5,7 @@
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::Algorithm;
-use crate::limiter::arithmetic::algorithm::kind::Sight;
+use crate::limiter::arithmetic::algorithm::kind::Checkpoint;
 use crate::limiter::arithmetic::cell::Entry;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::{Rule, checkpoint_after};
@@ -40,7 +40,7 @@ pub(in crate::limiter) struct OfflineRecord {
     /// This replica's part of each limit.
     rules: Vec<Rule>,
     /// The permits that each of them lacked before the grants that are kept one by one.
-    checkpoints: Vec<Sight>,
+    checkpoints: Vec<Checkpoint>,
     /// Since when they count.
     since: Micros,
     /// The part that was sent to the store and not answered yet.

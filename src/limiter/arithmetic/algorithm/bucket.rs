@@ -72,7 +72,7 @@ impl Bucket {
 }
 
 impl Algorithm for Bucket {
-    type Sight = TatCheckpoint;
+    type Checkpoint = TatCheckpoint;
 
     fn letter(&self) -> char {
         'B'
@@ -99,7 +99,7 @@ impl Algorithm for Bucket {
         Bucket { burst: share.of(self.burst) }
     }
 
-    fn sight(&self) -> TatCheckpoint {
+    fn empty_checkpoint(&self) -> TatCheckpoint {
         TatCheckpoint::default()
     }
 
@@ -111,10 +111,10 @@ impl Algorithm for Bucket {
         if quota.cell == Micros::ONE { quota.cell } else { quota.cell.max(Micros(quota.window.0 / CELLS)) }
     }
 
-    fn advance(&self, quota: Quota, sight: &mut TatCheckpoint, position: Position<'_>, before: usize) {
+    fn advance(&self, quota: Quota, checkpoint: &mut TatCheckpoint, position: Position<'_>, before: usize) {
         for entry in &position.entries[before..position.entered] {
-            if entry.at > sight.folded {
-                sight.tat = sight.tat.take(quota, entry.at, entry.permits);
+            if entry.at > checkpoint.folded {
+                checkpoint.tat = checkpoint.tat.take(quota, entry.at, entry.permits);
             }
         }
     }
@@ -122,15 +122,15 @@ impl Algorithm for Bucket {
     fn room(
         &self,
         quota: Quota,
-        sight: &TatCheckpoint,
+        checkpoint: &TatCheckpoint,
         position: Position<'_>,
         cost: u64,
     ) -> Result<u64, Micros> {
-        let from = self.earliest(quota, sight.tat, cost);
+        let from = self.earliest(quota, checkpoint.tat, cost);
         if from > position.at {
             return Err(cell_from(from, quota.cell));
         }
-        let mut after = sight.tat.take(quota, position.at, cost);
+        let mut after = checkpoint.tat.take(quota, position.at, cost);
         let border = Tat::at(position.at).add(quota, self.tolerance(quota, cost));
         let mut room = cost;
         if after <= border {
@@ -154,8 +154,8 @@ impl Algorithm for Bucket {
         Ok(room)
     }
 
-    fn take(&self, quota: Quota, sight: &mut TatCheckpoint, at: Micros, permits: u64) {
-        sight.tat = sight.tat.take(quota, at, permits);
+    fn take(&self, quota: Quota, checkpoint: &mut TatCheckpoint, at: Micros, permits: u64) {
+        checkpoint.tat = checkpoint.tat.take(quota, at, permits);
     }
 
     fn fold(&self, quota: Quota, checkpoint: &mut TatCheckpoint, entries: &[Entry], until: Micros) {

@@ -65,7 +65,7 @@ fn shifted(stretch: &Stretch, ahead: i64) -> Micros {
 }
 
 impl Algorithm for FixedWindow {
-    type Sight = Frame;
+    type Checkpoint = Frame;
 
     /// Leaves both ends of a window empty: the replica knows the store's clock only so well.
     fn share(&self, share: Share) -> FixedWindow {
@@ -103,28 +103,34 @@ impl Algorithm for FixedWindow {
         Some(window_of(&self.stretches, at).0)
     }
 
-    fn sight(&self) -> Frame {
+    fn empty_checkpoint(&self) -> Frame {
         Frame::default()
     }
 
-    fn advance(&self, _quota: Quota, sight: &mut Frame, position: Position<'_>, _before: usize) {
-        if position.at >= sight.end {
+    fn advance(&self, _quota: Quota, checkpoint: &mut Frame, position: Position<'_>, _before: usize) {
+        if position.at >= checkpoint.end {
             let (start, end) = window_of(&self.stretches, position.at);
             let first = position.entries.partition_point(|entry| entry.at < start);
             let inside = position.entries[first..].iter().take_while(|entry| entry.at < end);
-            *sight = Frame { end, held: inside.map(|entry| entry.permits).sum() };
+            *checkpoint = Frame { end, held: inside.map(|entry| entry.permits).sum() };
         }
     }
 
-    fn room(&self, quota: Quota, sight: &Frame, position: Position<'_>, cost: u64) -> Result<u64, Micros> {
-        if position.at + self.guard >= sight.end || sight.held > quota.rate.saturating_sub(cost) {
-            return Err(sight.end);
+    fn room(
+        &self,
+        quota: Quota,
+        checkpoint: &Frame,
+        position: Position<'_>,
+        cost: u64,
+    ) -> Result<u64, Micros> {
+        if position.at + self.guard >= checkpoint.end || checkpoint.held > quota.rate.saturating_sub(cost) {
+            return Err(checkpoint.end);
         }
-        Ok(quota.rate.saturating_sub(sight.held))
+        Ok(quota.rate.saturating_sub(checkpoint.held))
     }
 
-    fn take(&self, _quota: Quota, sight: &mut Frame, _at: Micros, permits: u64) {
-        sight.held += permits;
+    fn take(&self, _quota: Quota, checkpoint: &mut Frame, _at: Micros, permits: u64) {
+        checkpoint.held += permits;
     }
 }
 

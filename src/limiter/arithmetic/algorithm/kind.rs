@@ -46,15 +46,15 @@ pub fn ceiling(limit: &Limit, ppm: u32) -> Limit {
 
 /// The bookings that a rule was shown, as its algorithm keeps them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sight {
-    /// The sight of a sliding window.
-    SlidingWindow(<SlidingWindow as Algorithm>::Sight),
-    /// The sight of a bucket.
-    Bucket(<Bucket as Algorithm>::Sight),
-    /// The sight of a fixed window.
-    FixedWindow(<FixedWindow as Algorithm>::Sight),
-    /// Of a warm-up.
-    WarmUp(<WarmUp as Algorithm>::Sight),
+pub enum Checkpoint {
+    /// The checkpoint of a sliding window.
+    SlidingWindow(<SlidingWindow as Algorithm>::Checkpoint),
+    /// The checkpoint of a bucket.
+    Bucket(<Bucket as Algorithm>::Checkpoint),
+    /// The checkpoint of a fixed window.
+    FixedWindow(<FixedWindow as Algorithm>::Checkpoint),
+    /// The checkpoint of a warm-up.
+    WarmUp(<WarmUp as Algorithm>::Checkpoint),
 }
 
 /// Declares the macros that evaluate an expression for each algorithm.
@@ -66,20 +66,20 @@ macro_rules! algorithms {
             }
         })+
 
-        /// Evaluates an expression for the algorithm of a kind, or for the algorithm of a kind and its sights.
+        /// Evaluates an expression for the algorithm of a kind, or for the algorithm of a kind and its checkpoints.
         macro_rules! each {
             ($d kind:expr, |$d own:ident| $d body:expr) => {
                 match $d kind { $(Kind::$name($d own) => $d body),+ }
             };
-            ($d kind:expr, $d sight:expr, |$d own:ident, $d seen:ident| $d body:expr, else $d other:expr) => {
-                match ($d kind, $d sight) {
-                    $((Kind::$name($d own), Sight::$name($d seen)) => $d body,)+
+            ($d kind:expr, $d checkpoint:expr, |$d own:ident, $d seen:ident| $d body:expr, else $d other:expr) => {
+                match ($d kind, $d checkpoint) {
+                    $((Kind::$name($d own), Checkpoint::$name($d seen)) => $d body,)+
                     _ => $d other,
                 }
             };
-            ($d kind:expr, $d sight:expr, $d second:expr, |$d own:ident, $d seen:ident, $d other_seen:ident| $d body:expr, else $d other:expr) => {
-                match ($d kind, $d sight, $d second) {
-                    $((Kind::$name($d own), Sight::$name($d seen), Sight::$name($d other_seen)) => $d body,)+
+            ($d kind:expr, $d checkpoint:expr, $d second:expr, |$d own:ident, $d seen:ident, $d other_seen:ident| $d body:expr, else $d other:expr) => {
+                match ($d kind, $d checkpoint, $d second) {
+                    $((Kind::$name($d own), Checkpoint::$name($d seen), Checkpoint::$name($d other_seen)) => $d body,)+
                     _ => $d other,
                 }
             };
@@ -144,9 +144,9 @@ pub fn refill(limit: &Limit, now: Micros) -> Option<Refill> {
     }
 }
 
-/// Passes every call on to the rule's algorithm. A sight of another algorithm, which no caller has, limits nothing.
+/// Passes every call on to the rule's algorithm. A checkpoint of another algorithm, which no caller has, limits nothing.
 impl Algorithm for Kind {
-    type Sight = Sight;
+    type Checkpoint = Checkpoint;
 
     fn letter(&self) -> char {
         each!(self, |own| own.letter())
@@ -180,27 +180,33 @@ impl Algorithm for Kind {
         each_as!(Kind, self, |own| own.share(share))
     }
 
-    fn sight(&self) -> Sight {
-        each_as!(Sight, self, |own| own.sight())
+    fn empty_checkpoint(&self) -> Checkpoint {
+        each_as!(Checkpoint, self, |own| own.empty_checkpoint())
     }
 
-    fn advance(&self, quota: Quota, sight: &mut Sight, position: Position<'_>, before: usize) {
-        each!(self, sight, |own, seen| own.advance(quota, seen, position, before), else ());
+    fn advance(&self, quota: Quota, checkpoint: &mut Checkpoint, position: Position<'_>, before: usize) {
+        each!(self, checkpoint, |own, seen| own.advance(quota, seen, position, before), else ());
     }
 
-    fn room(&self, quota: Quota, sight: &Sight, position: Position<'_>, cost: u64) -> Result<u64, Micros> {
-        each!(self, sight, |own, seen| own.room(quota, seen, position, cost), else Ok(u64::MAX))
+    fn room(
+        &self,
+        quota: Quota,
+        checkpoint: &Checkpoint,
+        position: Position<'_>,
+        cost: u64,
+    ) -> Result<u64, Micros> {
+        each!(self, checkpoint, |own, seen| own.room(quota, seen, position, cost), else Ok(u64::MAX))
     }
 
-    fn take(&self, quota: Quota, sight: &mut Sight, at: Micros, permits: u64) {
-        each!(self, sight, |own, seen| own.take(quota, seen, at, permits), else ());
+    fn take(&self, quota: Quota, checkpoint: &mut Checkpoint, at: Micros, permits: u64) {
+        each!(self, checkpoint, |own, seen| own.take(quota, seen, at, permits), else ());
     }
 
-    fn fold(&self, quota: Quota, checkpoint: &mut Sight, entries: &[Entry], until: Micros) {
+    fn fold(&self, quota: Quota, checkpoint: &mut Checkpoint, entries: &[Entry], until: Micros) {
         each!(self, checkpoint, |own, seen| own.fold(quota, seen, entries, until), else ());
     }
 
-    fn folded(&self, checkpoint: &Sight) -> Micros {
+    fn folded(&self, checkpoint: &Checkpoint) -> Micros {
         each!(self, checkpoint, |own, seen| own.folded(seen), else Micros::ZERO)
     }
 
@@ -211,7 +217,7 @@ impl Algorithm for Kind {
     fn available(
         &self,
         quota: Quota,
-        checkpoint: &Sight,
+        checkpoint: &Checkpoint,
         entries: &[Entry],
         external: u64,
         now: Micros,
@@ -219,19 +225,19 @@ impl Algorithm for Kind {
         each!(self, checkpoint, |own, seen| own.available(quota, seen, entries, external, now), else 0)
     }
 
-    fn expires(&self, quota: Quota, checkpoint: &Sight, entries: &[Entry]) -> Micros {
+    fn expires(&self, quota: Quota, checkpoint: &Checkpoint, entries: &[Entry]) -> Micros {
         each!(self, checkpoint, |own, seen| own.expires(quota, seen, entries), else Micros::ZERO)
     }
 
-    fn missing(&self, quota: Quota, checkpoint: &Sight) -> Option<(u64, Micros)> {
+    fn missing(&self, quota: Quota, checkpoint: &Checkpoint) -> Option<(u64, Micros)> {
         each!(self, checkpoint, |own, seen| own.missing(quota, seen), else None)
     }
 
-    fn lacking(&self, quota: Quota, at: Micros, permits: u64) -> Sight {
-        each_as!(Sight, self, |own| own.lacking(quota, at, permits))
+    fn lacking(&self, quota: Quota, at: Micros, permits: u64) -> Checkpoint {
+        each_as!(Checkpoint, self, |own| own.lacking(quota, at, permits))
     }
 
-    fn is_emptier(&self, one: &Sight, other: &Sight) -> bool {
+    fn is_emptier(&self, one: &Checkpoint, other: &Checkpoint) -> bool {
         each!(self, one, other, |own, one, other| own.is_emptier(one, other), else true)
     }
 }

@@ -18,11 +18,11 @@ use crate::limiter::arithmetic::share::Share;
 
 /// An algorithm: decides when a rule has room for permits.
 ///
-/// A search shows each rule the bookings in ascending order. The rule keeps of them what it needs, its *sight*. A state keeps
-/// a sight, too, as a *checkpoint* of the bookings that it no longer has one by one.
+/// A search shows each rule the bookings in ascending order. The rule keeps of them what it needs, its *checkpoint*. A state keeps
+/// one, too: of the bookings that it no longer has one by one.
 pub trait Algorithm: Clone {
     /// The data that a rule keeps about the bookings that it was shown.
-    type Sight: Copy + Eq + Debug;
+    type Checkpoint: Copy + Eq + Debug;
 
     /// Returns the letter with which the text of a rule begins, for the Lua twin.
     fn letter(&self) -> char;
@@ -61,11 +61,11 @@ pub trait Algorithm: Clone {
         self.clone()
     }
 
-    /// Returns the sight of no booking.
-    fn sight(&self) -> Self::Sight;
+    /// Returns the checkpoint of no booking.
+    fn empty_checkpoint(&self) -> Self::Checkpoint;
 
-    /// Moves a sight to a search's position. The entries from the one numbered `before` on have been entered since.
-    fn advance(&self, quota: Quota, sight: &mut Self::Sight, position: Position<'_>, before: usize);
+    /// Moves a checkpoint to a search's position. The entries from the one numbered `before` on have been entered since.
+    fn advance(&self, quota: Quota, checkpoint: &mut Self::Checkpoint, position: Position<'_>, before: usize);
 
     /// Returns how many permits have room at a search's position, if at least `cost` have.
     ///
@@ -74,19 +74,19 @@ pub trait Algorithm: Clone {
     fn room(
         &self,
         quota: Quota,
-        sight: &Self::Sight,
+        checkpoint: &Self::Checkpoint,
         position: Position<'_>,
         cost: u64,
     ) -> Result<u64, Micros>;
 
-    /// Adds permits that are booked at a search's position to the sight.
-    fn take(&self, quota: Quota, sight: &mut Self::Sight, at: Micros, permits: u64);
+    /// Adds permits that are booked at a search's position to the checkpoint.
+    fn take(&self, quota: Quota, checkpoint: &mut Self::Checkpoint, at: Micros, permits: u64);
 
     /// Adds the bookings up to an instant to a checkpoint, if the algorithm keeps one.
-    fn fold(&self, _quota: Quota, _checkpoint: &mut Self::Sight, _entries: &[Entry], _until: Micros) {}
+    fn fold(&self, _quota: Quota, _checkpoint: &mut Self::Checkpoint, _entries: &[Entry], _until: Micros) {}
 
     /// Returns the instant until which bookings are in a checkpoint; zero if the algorithm keeps none.
-    fn folded(&self, _checkpoint: &Self::Sight) -> Micros {
+    fn folded(&self, _checkpoint: &Self::Checkpoint) -> Micros {
         Micros::ZERO
     }
 
@@ -99,7 +99,7 @@ pub trait Algorithm: Clone {
     fn available(
         &self,
         quota: Quota,
-        _checkpoint: &Self::Sight,
+        _checkpoint: &Self::Checkpoint,
         entries: &[Entry],
         external: u64,
         now: Micros,
@@ -109,23 +109,23 @@ pub trait Algorithm: Clone {
     }
 
     /// Returns the instant from which neither a booking nor the checkpoint matters.
-    fn expires(&self, quota: Quota, _checkpoint: &Self::Sight, entries: &[Entry]) -> Micros {
+    fn expires(&self, quota: Quota, _checkpoint: &Self::Checkpoint, entries: &[Entry]) -> Micros {
         entries.last().map_or(Micros::ZERO, |last| last.at + quota.window)
     }
 
     /// Returns how many permits a checkpoint lacks, rounded up, and the instant of that lack; `None` if the algorithm keeps
     /// no checkpoint.
-    fn missing(&self, _quota: Quota, _checkpoint: &Self::Sight) -> Option<(u64, Micros)> {
+    fn missing(&self, _quota: Quota, _checkpoint: &Self::Checkpoint) -> Option<(u64, Micros)> {
         None
     }
 
     /// Returns a checkpoint that lacks permits at an instant.
-    fn lacking(&self, _quota: Quota, _at: Micros, _permits: u64) -> Self::Sight {
-        self.sight()
+    fn lacking(&self, _quota: Quota, _at: Micros, _permits: u64) -> Self::Checkpoint {
+        self.empty_checkpoint()
     }
 
     /// Returns whether one checkpoint lacks at least as much as another.
-    fn is_emptier(&self, _one: &Self::Sight, _other: &Self::Sight) -> bool {
+    fn is_emptier(&self, _one: &Self::Checkpoint, _other: &Self::Checkpoint) -> bool {
         true
     }
 }

@@ -34,7 +34,7 @@ impl SlidingWindow {
 }
 
 impl Algorithm for SlidingWindow {
-    type Sight = Held;
+    type Checkpoint = Held;
 
     fn letter(&self) -> char {
         'S'
@@ -44,27 +44,33 @@ impl Algorithm for SlidingWindow {
         Some(at + Micros::ONE - length)
     }
 
-    fn sight(&self) -> Held {
+    fn empty_checkpoint(&self) -> Held {
         Held::default()
     }
 
-    fn advance(&self, quota: Quota, sight: &mut Held, position: Position<'_>, before: usize) {
+    fn advance(&self, quota: Quota, checkpoint: &mut Held, position: Position<'_>, before: usize) {
         let entered = &position.entries[..position.entered];
-        sight.permits += entered[before..].iter().map(|entry| entry.permits).sum::<u64>();
-        while let Some(entry) = entered.get(sight.gone)
+        checkpoint.permits += entered[before..].iter().map(|entry| entry.permits).sum::<u64>();
+        while let Some(entry) = entered.get(checkpoint.gone)
             && entry.at + quota.window <= position.at
         {
-            sight.permits -= entry.permits;
-            sight.gone += 1;
+            checkpoint.permits -= entry.permits;
+            checkpoint.gone += 1;
         }
     }
 
-    fn room(&self, quota: Quota, sight: &Held, position: Position<'_>, cost: u64) -> Result<u64, Micros> {
+    fn room(
+        &self,
+        quota: Quota,
+        checkpoint: &Held,
+        position: Position<'_>,
+        cost: u64,
+    ) -> Result<u64, Micros> {
         let (Quota { rate, window, .. }, Position { entries, entered, at, cell }) = (quota, position);
-        let Held { mut gone, permits: mut held } = *sight;
+        let Held { mut gone, permits: mut held } = *checkpoint;
         let held_max = rate.saturating_sub(cost);
         if held > held_max {
-            return Err(behind_held(window, *sight, position, held_max));
+            return Err(behind_held(window, *checkpoint, position, held_max));
         }
         let mut fullest = held;
         for (offset, entry) in position.later().iter().enumerate() {
@@ -85,16 +91,16 @@ impl Algorithm for SlidingWindow {
         Ok(rate.saturating_sub(fullest))
     }
 
-    fn take(&self, _quota: Quota, sight: &mut Held, _at: Micros, permits: u64) {
-        sight.permits += permits;
+    fn take(&self, _quota: Quota, checkpoint: &mut Held, _at: Micros, permits: u64) {
+        checkpoint.permits += permits;
     }
 }
 
 /// Returns the instant at which enough has left the window that ends at a position, which holds more than `held_max`. Bookings enter it
 /// on the way there.
-fn behind_held(window: Micros, sight: Held, position: Position<'_>, held_max: u64) -> Micros {
+fn behind_held(window: Micros, checkpoint: Held, position: Position<'_>, held_max: u64) -> Micros {
     let Position { entries, mut entered, at, cell } = position;
-    let Held { mut gone, permits: mut held } = sight;
+    let Held { mut gone, permits: mut held } = checkpoint;
     let mut next = at;
     while held > held_max {
         held -= entries[gone].permits;

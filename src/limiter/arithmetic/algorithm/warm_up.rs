@@ -148,7 +148,7 @@ impl WarmUp {
 }
 
 impl Algorithm for WarmUp {
-    type Sight = WarmUpCheckpoint;
+    type Checkpoint = WarmUpCheckpoint;
 
     fn letter(&self) -> char {
         'W'
@@ -167,7 +167,7 @@ impl Algorithm for WarmUp {
         None
     }
 
-    fn sight(&self) -> WarmUpCheckpoint {
+    fn empty_checkpoint(&self) -> WarmUpCheckpoint {
         WarmUpCheckpoint::default()
     }
 
@@ -179,23 +179,29 @@ impl Algorithm for WarmUp {
         Bucket { burst: 1 }.folded_cell(quota)
     }
 
-    fn advance(&self, quota: Quota, sight: &mut WarmUpCheckpoint, position: Position<'_>, before: usize) {
-        self.fold_entries(quota, sight, &position.entries[before..position.entered]);
+    fn advance(
+        &self,
+        quota: Quota,
+        checkpoint: &mut WarmUpCheckpoint,
+        position: Position<'_>,
+        before: usize,
+    ) {
+        self.fold_entries(quota, checkpoint, &position.entries[before..position.entered]);
     }
 
     fn room(
         &self,
         quota: Quota,
-        sight: &WarmUpCheckpoint,
+        checkpoint: &WarmUpCheckpoint,
         position: Position<'_>,
         cost: u64,
     ) -> Result<u64, Micros> {
-        let (next, at) = (sight.level.next, position.at);
+        let (next, at) = (checkpoint.level.next, position.at);
         let from = next.micros - quota.cell + Micros(u64::from(next.rest > 0));
         if from > at {
             return Err(cell_from(from, quota.cell));
         }
-        let after = self.after(quota, sight.level, at, cost);
+        let after = self.after(quota, checkpoint.level, at, cost);
         if !position.later().is_empty() {
             // Later bookings were judged with more stored than one more booking leaves them: each is tried by itself.
             return self.keeps_later(quota, after, position).map(|()| cost);
@@ -207,8 +213,8 @@ impl Algorithm for WarmUp {
         Ok(cost + cost + self.permits_until(quota, after, at, border))
     }
 
-    fn take(&self, quota: Quota, sight: &mut WarmUpCheckpoint, at: Micros, permits: u64) {
-        sight.level = self.after(quota, sight.level, at, permits);
+    fn take(&self, quota: Quota, checkpoint: &mut WarmUpCheckpoint, at: Micros, permits: u64) {
+        checkpoint.level = self.after(quota, checkpoint.level, at, permits);
     }
 
     fn fold(&self, quota: Quota, checkpoint: &mut WarmUpCheckpoint, entries: &[Entry], until: Micros) {

@@ -121,7 +121,7 @@ impl LimiterState {
         if !rule.is_spaced() {
             return rule.capacity().saturating_sub(self.left(at, rule));
         }
-        let mut checkpoint = self.checkpoint(rule).unwrap_or_else(|| rule.kind.sight());
+        let mut checkpoint = self.checkpoint(rule).unwrap_or_else(|| rule.kind.empty_checkpoint());
         rule.kind.fold(rule.quota(), &mut checkpoint, self.timeline.entries(), at);
         rule.kind.missing(rule.quota(), &checkpoint).map_or(0, |(permits, _)| permits)
     }
