@@ -6,7 +6,7 @@
 --   deal         the number of the last deal
 --   flows        { { flow, class, weight, tag, runs }, ... } with runs of tickets { replica, origin, costs, first, last, count }, ascending
 --                by when the first came. `tag` is how far the flow is ahead of the virtual time of its class
---   slips        { { replica, origin, costs, class, deal, slot, count, generations if they are void }, ... } slots that a replica has not said to have
+--   dealt_slots  { { replica, origin, costs, class, deal, slot, count, generations if they are void }, ... } slots that a replica has not said to have
 --   callers      { { replica, when it calls again at the latest, the number of its last call }, ... }
 --   spreads      of each class { advised, reviewed, expected, booked, followed }: queue_order.lua
 
@@ -20,7 +20,7 @@ do
     local row = Store.read(key, text, 7)
     if not row or row[1] ~= epoch then row = { epoch, {}, 0, {}, {}, {}, {} } end
     local line = {
-      epoch = epoch, generations = row[2], deal = row[3], flows = row[4], slips = row[5], callers = row[6], spreads = {}, by_id = {}, own = 0,
+      epoch = epoch, generations = row[2], deal = row[3], flows = row[4], dealt_slots = row[5], callers = row[6], spreads = {}, by_id = {}, own = 0,
       caller = caller, runs = {},
     }
     local flows, by_id, own = line.flows, line.by_id, 0
@@ -51,7 +51,7 @@ do
       expires = max(expires, spread.advised)
       spreads[class] = { spread.advised, spread.reviewed, spread.expected, spread.booked, spread.followed }
     end
-    local row = { line.epoch, line.generations, line.deal, line.flows, line.slips, callers, spreads }
+    local row = { line.epoch, line.generations, line.deal, line.flows, line.dealt_slots, callers, spreads }
     Store.write(key, was, cmsgpack.pack(row), now, expires)
   end
 
@@ -107,10 +107,10 @@ do
   local function dealt_of(line, want)
     if not line.dealt then
       line.dealt = {}
-      for _, slip in ipairs(line.slips) do
-        if slip[1] == line.caller then
-          local entry = entry_of(line.dealt, slip[2], slip[3])
-          entry[1] = (entry[1] or 0) + slip[7]
+      for _, dealt in ipairs(line.dealt_slots) do
+        if dealt[1] == line.caller then
+          local entry = entry_of(line.dealt, dealt[2], dealt[3])
+          entry[1] = (entry[1] or 0) + dealt[7]
         end
       end
     end
@@ -136,10 +136,10 @@ do
         if runs[index][1] == replica then remove(runs, index) end
       end
     end
-    for _, slip in ipairs(line.slips) do
-      if slip[1] ~= replica then kept[#kept + 1] = slip end
+    for _, dealt in ipairs(line.dealt_slots) do
+      if dealt[1] ~= replica then kept[#kept + 1] = dealt end
     end
-    line.slips = kept
+    line.dealt_slots = kept
   end
 
   -- Forgets replicas that have not called for long, and slots that nobody can use any more.
@@ -149,14 +149,14 @@ do
     for index = #callers, 1, -1 do
       if callers[index][2] + KEPT <= now then drop_of(line, remove(callers, index)[1]) end
     end
-    local slips, kept, size = line.slips, {}, 0
-    for index = 1, #slips do
-      if slips[index][6] + lease > now then
+    local dealt_slots, kept, size = line.dealt_slots, {}, 0
+    for index = 1, #dealt_slots do
+      if dealt_slots[index][6] + lease > now then
         size = size + 1
-        kept[size] = slips[index]
+        kept[size] = dealt_slots[index]
       end
     end
-    line.slips = kept
+    line.dealt_slots = kept
   end
 
   local function caller_of(line, replica)
@@ -170,14 +170,14 @@ do
   local function hear(line, now, known, begins, call)
     local replica = line.caller
     if begins then drop_of(line, replica) end
-    local slips, kept, size = line.slips, {}, 0
-    for index = 1, #slips do
-      if slips[index][1] ~= replica or slips[index][5] > known then
+    local dealt_slots, kept, size = line.dealt_slots, {}, 0
+    for index = 1, #dealt_slots do
+      if dealt_slots[index][1] ~= replica or dealt_slots[index][5] > known then
         size = size + 1
-        kept[size] = slips[index]
+        kept[size] = dealt_slots[index]
       end
     end
-    line.slips = kept
+    line.dealt_slots = kept
     line.deal = max(now, line.deal + 1)
     local caller = caller_of(line, replica)
     if not caller then

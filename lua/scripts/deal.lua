@@ -103,15 +103,15 @@ do
     end
   end
   local known, kept = { unpack(line.generations) }, {}
-  for _, slip in ipairs(line.slips) do
-    if void_from and not slip[8] and slip[6] >= void_from then slip[8] = known end
-    if slip[8] and slip[1] == replica then
-      give_back(slip[6], slip[7], slip[3], function(index) return slip[8][index] or -1 end)
+  for _, dealt in ipairs(line.dealt_slots) do
+    if void_from and not dealt[8] and dealt[6] >= void_from then dealt[8] = known end
+    if dealt[8] and dealt[1] == replica then
+      give_back(dealt[6], dealt[7], dealt[3], function(index) return dealt[8][index] or -1 end)
     else
-      kept[#kept + 1] = slip
+      kept[#kept + 1] = dealt
     end
   end
-  line.slips = kept
+  line.dealt_slots = kept
 end
 
 for class = 1, Line.CLASSES_MAX do
@@ -298,7 +298,7 @@ if not is_closed and not is_repeated and line.flows[1] then
     -- Of several runs of a flow none goes for longer, so that those who came at the same time go together.
     if flow[5][2] then most = min(most, few) end
     local left, far, ceiling, far_limiter, far_limit = most, nil, nil, nil, nil
-    local slips, spread = line.slips, line.spreads[class + 1]
+    local dealt_slots, spread = line.dealt_slots, line.spreads[class + 1]
     while left > 0 and not far do
       local at, count, limiter, limit, by
       if deals_left > 0 then at, count, limiter, limit, by = place(costs, from) end
@@ -312,11 +312,11 @@ if not is_closed and not is_repeated and line.flows[1] then
           if costs[book] > 0 then Search.charge(searches[book], count * costs[book]) end
         end
         spread.booked = spread.booked + count * price
-        local last = slips[#slips]
+        local last = dealt_slots[#dealt_slots]
         if last and last[6] == at and last[5] == line.deal and Line.is_of(last, to, row[2], costs) then
           last[7] = last[7] + count
         else
-          slips[#slips + 1] = { to, row[2], costs, class, line.deal, at, count }
+          dealt_slots[#dealt_slots + 1] = { to, row[2], costs, class, line.deal, at, count }
         end
         left, deals_left = left - count, work.done > DEALT_MAX and 0 or deals_left - 1
       end
@@ -477,8 +477,8 @@ end
 for index = 1, books do line.generations[index] = states[index].generation end
 local rows, last_booked, lives_until = State.keep_all(states, own_rules, stored, now, live_key, moved_key, epoch)
 local dealt = {}
-for _, slip in ipairs(line.slips) do
-  if slip[1] == replica then dealt[#dealt + 1] = { slip[2], slip[4], slip[6], slip[7], slip[3] } end
+for _, own in ipairs(line.dealt_slots) do
+  if own[1] == replica then dealt[#dealt + 1] = { own[2], own[4], own[6], own[7], own[3] } end
 end
 local answer = cmsgpack.pack({
   Epoch.answer(epoch, now), rows, last_booked, line.deal, again, dealt, not_taken, last_ones,

@@ -86,11 +86,11 @@ fn answer(
 ) -> Answer {
     let Terms { now, .. } = terms;
     line_answer.deal = line.deal;
-    let own = line.slips.iter().filter(|slip| slip.key.replica == call.replica);
+    let own = line.dealt_slots.iter().filter(|dealt| dealt.key.replica == call.replica);
     line_answer.dealt = own
-        .map(|slip| {
-            let Key { origin, costs, .. } = slip.key.clone();
-            Dealt { flow: origin, class: slip.class, slot: slip.slot, count: slip.count, costs }
+        .map(|dealt| {
+            let Key { origin, costs, .. } = dealt.key.clone();
+            Dealt { flow: origin, class: dealt.class, slot: dealt.slot, count: dealt.count, costs }
         })
         .collect();
     Answer { line: Some(Box::new(line_answer)), ..seen(now, states) }
@@ -144,12 +144,13 @@ fn drop_void(states: States<'_, '_>, line: &mut Line, replica: u64, first_moved:
         if generation.before == *known { generation.void_from } else { first_moved }
     });
     if let Some(void_from) = void_from.min() {
-        let void = line.slips.iter_mut().filter(|slip| slip.void.is_empty() && slip.slot >= void_from);
-        void.for_each(|slip| slip.void.clone_from(&known));
+        let void =
+            line.dealt_slots.iter_mut().filter(|dealt| dealt.void.is_empty() && dealt.slot >= void_from);
+        void.for_each(|dealt| dealt.void.clone_from(&known));
     }
-    let own = line.slips.extract_if(.., |slip| slip.key.replica == replica && !slip.void.is_empty());
-    for slip in own.collect::<Vec<_>>() {
-        give_back(states, |index| slip.void[index], slip.slot, slip.count, &slip.key.costs);
+    let own = line.dealt_slots.extract_if(.., |dealt| dealt.key.replica == replica && !dealt.void.is_empty());
+    for dealt in own.collect::<Vec<_>>() {
+        give_back(states, |index| dealt.void[index], dealt.slot, dealt.count, &dealt.key.costs);
     }
 }
 
@@ -305,7 +306,7 @@ impl<'a> Dealing<'a> {
                     let count = count.min(left);
                     let needed = searches.iter_mut().zip(&key.costs).filter(|(_, cost)| **cost > 0);
                     needed.for_each(|(search, cost)| search.charge(count * cost));
-                    self.line.slip(&key, class, at, count);
+                    self.line.deal_slot(&key, class, at, count);
                     (left, self.deals_left) = (left - count, self.deals_left - 1);
                     TurnEnd::Full
                 }

@@ -38,7 +38,7 @@ pub struct Line {
     /// The number of the last deal.
     pub(in crate::limiter::arithmetic) deal: u64,
     pub(in crate::limiter::arithmetic) flows: Vec<Flow>,
-    pub(in crate::limiter::arithmetic) slips: Vec<Slip>,
+    pub(in crate::limiter::arithmetic) dealt_slots: Vec<DealtSlot>,
     callers: Vec<Caller>,
     /// For each class: how its refused callers are spread.
     pub(in crate::limiter::arithmetic) spreads: [QueueOrder; CLASSES_MAX],
@@ -84,7 +84,7 @@ impl Key {
 
 /// A slot that was dealt, and that its replica has not said to have.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::limiter::arithmetic) struct Slip {
+pub(in crate::limiter::arithmetic) struct DealtSlot {
     pub(in crate::limiter::arithmetic) key: Key,
     pub(in crate::limiter::arithmetic) class: usize,
     pub(in crate::limiter::arithmetic) deal: u64,
@@ -205,13 +205,13 @@ impl Line {
         for gone in gone.collect::<Vec<_>>() {
             self.drop_of(gone.replica);
         }
-        self.slips.retain(|slip| slip.slot + lease > now);
+        self.dealt_slots.retain(|dealt| dealt.slot + lease > now);
     }
 
     /// Drops the tickets and slots of a replica.
     fn drop_of(&mut self, replica: u64) {
         self.flows.iter_mut().for_each(|flow| flow.runs.retain(|run| run.key.replica != replica));
-        self.slips.retain(|slip| slip.key.replica != replica);
+        self.dealt_slots.retain(|dealt| dealt.key.replica != replica);
     }
 
     /// Takes in that a replica calls, and which slots it has.
@@ -219,7 +219,7 @@ impl Line {
         if asked.begins {
             self.drop_of(replica);
         }
-        self.slips.retain(|slip| slip.key.replica != replica || slip.deal > asked.known);
+        self.dealt_slots.retain(|dealt| dealt.key.replica != replica || dealt.deal > asked.known);
         self.deal = now.0.max(self.deal + 1);
         self.promise(replica, now);
     }
@@ -296,8 +296,9 @@ impl Line {
     ) -> Vec<u64> {
         let place = self.place_of(want);
         let total: u64 = want.waiting.iter().map(|group| group.count).sum();
-        let slips: u64 = self.slips.iter().filter(|slip| slip.key == *key).map(|slip| slip.count).sum();
-        let has = self.tickets(key, want.class) + slips;
+        let dealt: u64 =
+            self.dealt_slots.iter().filter(|dealt| dealt.key == *key).map(|dealt| dealt.count).sum();
+        let has = self.tickets(key, want.class) + dealt;
         let mut surplus = has.saturating_sub(total);
         for (ago, count) in &want.left {
             for place in self.places_of(key.origin, want.class) {
@@ -329,12 +330,25 @@ impl Line {
     }
 
     /// Notes a slot for some tickets of a key.
-    pub(in crate::limiter::arithmetic) fn slip(&mut self, key: &Key, class: usize, slot: Micros, count: u64) {
+    pub(in crate::limiter::arithmetic) fn deal_slot(
+        &mut self,
+        key: &Key,
+        class: usize,
+        slot: Micros,
+        count: u64,
+    ) {
         let deal = self.deal;
         self.spreads[class].used(count * key.price());
-        match self.slips.last_mut() {
+        match self.dealt_slots.last_mut() {
             Some(last) if last.slot == slot && last.deal == deal && last.key == *key => last.count += count,
-            _ => self.slips.push(Slip { key: key.clone(), class, deal, slot, count, void: Vec::new() }),
+            _ => self.dealt_slots.push(DealtSlot {
+                key: key.clone(),
+                class,
+                deal,
+                slot,
+                count,
+                void: Vec::new(),
+            }),
         }
     }
 
