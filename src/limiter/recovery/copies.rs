@@ -51,15 +51,15 @@ struct Own {
     pages: usize,
 }
 
-/// The copy of its own that a replica tells.
+/// The part of a replica's own copy that its heartbeat tells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::limiter) enum Telling {
-    /// It has not reported to the store's present memory yet, or nobody would hear.
-    Nothing,
-    /// It tells what has changed.
+pub(in crate::limiter) enum OwnCopy {
+    /// Nothing: the replica has not reported to the store's present memory yet, or nobody would hear.
+    Withheld,
+    /// What has changed.
     Changes,
-    /// It has ended: this is all.
-    Last,
+    /// All: the replica has ended.
+    Final,
 }
 
 impl Copies {
@@ -69,10 +69,10 @@ impl Copies {
         replica: u64,
         ledger: &Ledger,
         now: (Moment, Micros),
-        telling: Telling,
+        own_copy: OwnCopy,
     ) -> CopyExchange {
         let mut told = self.to_restore(now.0);
-        told.extend(self.own_copy(replica, ledger, now, telling));
+        told.extend(self.own_copy(replica, ledger, now, own_copy));
         let known = self.others.values().map(|(copy, _)| (copy.replica, copy.number)).collect();
         CopyExchange { follows: true, known, told }
     }
@@ -140,13 +140,13 @@ impl Copies {
         replica: u64,
         ledger: &Ledger,
         (now, written): (Moment, Micros),
-        telling: Telling,
+        own_copy: OwnCopy,
     ) -> Option<GrantCopy> {
-        let is_last = telling == Telling::Last;
+        let is_last = own_copy == OwnCopy::Final;
         let is_due = self.own.due.is_none_or(|due| due <= now);
         // Odd numbers are those of last copies.
         let is_told = self.own.told == (2 * ledger.changes(), self.memory);
-        if telling == Telling::Nothing || !is_last && (is_told || !is_due) {
+        if own_copy == OwnCopy::Withheld || !is_last && (is_told || !is_due) {
             return None;
         }
         let copy = ledger.copy(written, COPY_MAX);
@@ -221,13 +221,13 @@ mod tests {
             Replica(copies)
         }
 
-        fn said(&mut self, ledger: &Ledger, now: Moment, telling: Telling) -> CopyExchange {
-            self.0.exchange(ME, ledger, (now, Micros::from_millis(1000)), telling)
+        fn said(&mut self, ledger: &Ledger, now: Moment, own_copy: OwnCopy) -> CopyExchange {
+            self.0.exchange(ME, ledger, (now, Micros::from_millis(1000)), own_copy)
         }
 
         /// Returns the copies that a heartbeat tells, with an empty ledger of its own.
         fn restored(&mut self, now: Moment) -> Vec<GrantCopy> {
-            self.said(&ledger(0), now, Telling::Nothing).told
+            self.said(&ledger(0), now, OwnCopy::Withheld).told
         }
 
         fn hears(&mut self, said: &CopyExchange, known_epoch: u64, answer: &HeartbeatAnswer, now: Moment) {
@@ -238,8 +238,8 @@ mod tests {
     #[test]
     fn a_replica_tells_its_copy_when_it_has_changed_and_not_too_often() {
         let (mut replica, mut ledger_now) = (Replica::with(5, copy(OTHER, 4, "")), ledger(3));
-        assert_eq!(replica.said(&ledger_now, at(0), Telling::Nothing).told, []);
-        let said = replica.said(&ledger_now, at(0), Telling::Changes);
+        assert_eq!(replica.said(&ledger_now, at(0), OwnCopy::Withheld).told, []);
+        let said = replica.said(&ledger_now, at(0), OwnCopy::Changes);
         let [own] = &said.told[..] else { panic!("{said:?}") };
         assert_eq!((own.replica, own.number, own.is_final), (ME, 2 * ledger_now.changes(), false));
         assert_eq!(
@@ -249,17 +249,17 @@ mod tests {
         assert_eq!(said.known, [(OTHER, 4)]);
         // Its answer was that of another epoch: the store may have begun it without the copy.
         replica.hears(&said, 1, &answer(2, 5, &[ME, OTHER], &[]), at(1));
-        assert_eq!(replica.said(&ledger_now, at(1), Telling::Changes), said);
+        assert_eq!(replica.said(&ledger_now, at(1), OwnCopy::Changes), said);
         replica.hears(&said, 2, &answer(2, 5, &[ME, OTHER], &[]), at(1));
-        assert_eq!(replica.said(&ledger_now, at(60_000), Telling::Changes).told, []);
+        assert_eq!(replica.said(&ledger_now, at(60_000), OwnCopy::Changes).told, []);
         // For each byte it waits 25 us.
         ledger_now = ledger(4);
         let due = at(1) + Micros(25 * said.told[0].text.len() as u64);
-        assert_eq!(replica.said(&ledger_now, Moment(due.0 - 1), Telling::Changes).told, []);
-        assert_eq!(replica.said(&ledger_now, due, Telling::Changes).told.len(), 1);
+        assert_eq!(replica.said(&ledger_now, Moment(due.0 - 1), OwnCopy::Changes).told, []);
+        assert_eq!(replica.said(&ledger_now, due, OwnCopy::Changes).told.len(), 1);
         // A new memory knows nothing of it.
         replica.hears(&CopyExchange::default(), 3, &answer(3, 6, &[ME, OTHER], &[]), due);
-        assert_eq!(replica.said(&ledger(3), due, Telling::Changes).told.len(), 1);
+        assert_eq!(replica.said(&ledger(3), due, OwnCopy::Changes).told.len(), 1);
     }
 
     #[test]
@@ -271,16 +271,16 @@ mod tests {
     #[test]
     fn the_last_copy_comes_at_once_under_a_number_of_its_own() {
         let (mut replica, known) = (Replica::with(5, copy(OTHER, 4, "")), ledger(3));
-        let said = replica.said(&known, at(0), Telling::Changes);
+        let said = replica.said(&known, at(0), OwnCopy::Changes);
         replica.hears(&said, 1, &answer(1, 5, &[ME, OTHER], &[]), at(1));
-        let last = replica.said(&known, at(1), Telling::Last).told;
+        let last = replica.said(&known, at(1), OwnCopy::Final).told;
         assert_eq!(
             last.iter().map(|copy| (copy.number, copy.is_final)).collect::<Vec<_>>(),
             [(2 * known.changes() + 1, true)]
         );
         let mut lossy = ledger(3);
         lossy.mark_forgotten(6, Micros::from_millis(1001));
-        let last = replica.said(&lossy, at(1), Telling::Last).told;
+        let last = replica.said(&lossy, at(1), OwnCopy::Final).told;
         assert!(last.iter().all(|copy| !copy.is_final), "some was not reported: {last:?}");
     }
 

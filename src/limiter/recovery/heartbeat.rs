@@ -17,7 +17,7 @@ use tracing::debug;
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{CopyExchange, Heartbeat, HeartbeatAnswer, Moved, Reported};
-use crate::limiter::recovery::copies::Telling;
+use crate::limiter::recovery::copies::OwnCopy;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::link::{Link, SessionEvent};
 use crate::limiter::recovery::session::StoreSession;
@@ -152,15 +152,15 @@ fn next_heartbeat(session: &StoreSession, fallback: &Fallback) -> Option<Heartbe
         heartbeat.reported = Reported { memory: 1, epoch: 1 };
     }
     let is_heard = has_reported(session, &heartbeat) && !session.members().is_alone();
-    let telling = if is_heard { Telling::Changes } else { Telling::Nothing };
-    heartbeat.copies = exchange(session, fallback, telling);
+    let own_copy = if is_heard { OwnCopy::Changes } else { OwnCopy::Withheld };
+    heartbeat.copies = exchange(session, fallback, own_copy);
     Some(heartbeat)
 }
 
 /// Returns what a heartbeat says of copies.
-fn exchange(session: &StoreSession, fallback: &Fallback, telling: Telling) -> CopyExchange {
+fn exchange(session: &StoreSession, fallback: &Fallback, own_copy: OwnCopy) -> CopyExchange {
     let now = (session.moment(), session.now());
-    let said = session.copies().exchange(fallback.replica, &session.ledger(), now, telling);
+    let said = session.copies().exchange(fallback.replica, &session.ledger(), now, own_copy);
     CopyExchange { follows: session.members().follows(), ..said }
 }
 
@@ -199,8 +199,8 @@ pub(in crate::limiter) async fn leave(session: &StoreSession, fallback: &Fallbac
         session.members().farewell(fallback.replica, session.epoch_least(), matters_for, session.moment());
     if let Some(mut farewell) = farewell.filter(|_| session.store.may_fail()) {
         let is_all = has_reported(session, &farewell) && session.ledger().is_complete(session.now());
-        let telling = if is_all { Telling::Last } else { Telling::Nothing };
-        farewell.copies = exchange(session, fallback, telling);
+        let own_copy = if is_all { OwnCopy::Final } else { OwnCopy::Withheld };
+        farewell.copies = exchange(session, fallback, own_copy);
         // After a failure its membership ends by itself.
         let _ = timeout(FAREWELL_MAX, session.store.heartbeat(&farewell)).await;
     }
