@@ -31,7 +31,7 @@ pub mod quota_left;
 pub(in crate::limiter) mod refusal_cache;
 pub(in crate::limiter) mod request;
 pub(in crate::limiter) mod shadow;
-pub(in crate::limiter) mod shared;
+pub(in crate::limiter) mod shared_quota;
 pub(in crate::limiter) mod slot;
 pub mod ticket;
 pub(in crate::limiter) mod upstream_counts;

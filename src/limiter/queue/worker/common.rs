@@ -32,7 +32,7 @@ enum Phase {
 
 /// The next step of a worker that has nothing to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Rest {
+pub(super) enum IdleStep {
     /// It has something to do, or waits for something to come.
     None,
     /// It has just run out of things to do.
@@ -64,24 +64,24 @@ impl Stay {
     }
 
     /// Takes in whether a worker that is not closing has something to do.
-    pub(super) fn look(&mut self, is_busy: bool, now: Moment) -> Rest {
+    pub(super) fn update(&mut self, is_busy: bool, now: Moment) -> IdleStep {
         let before = std::mem::replace(&mut self.phase, Phase::Busy);
         if is_busy || self.is_kept {
-            return Rest::None;
+            return IdleStep::None;
         }
         match before {
             Phase::Idle(since) if now < since + self.linger => {
                 self.phase = before;
-                Rest::None
+                IdleStep::None
             }
             Phase::Idle(_) => {
                 // A permit that is out may come back.
                 self.phase = Phase::Idle(now);
-                Rest::Over
+                IdleStep::Over
             }
             Phase::Busy | Phase::Closing => {
                 self.phase = Phase::Idle(now);
-                Rest::Began
+                IdleStep::Began
             }
         }
     }

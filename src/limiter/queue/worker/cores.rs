@@ -35,13 +35,13 @@ impl Core {
             Core::Booked(core) => core.linger(),
             Core::Line(core) => core.linger(),
         };
-        let remains = match std::mem::replace(self, Core::new(limits, linger, now)) {
-            Core::Booked(core) => core.into_remains(),
-            Core::Line(core) => core.into_remains(),
+        let carryover = match std::mem::replace(self, Core::new(limits, linger, now)) {
+            Core::Booked(core) => core.into_carryover(),
+            Core::Line(core) => core.into_carryover(),
         };
         match self {
-            Core::Booked(core) => core.take_over(remains),
-            Core::Line(core) => core.take_over(remains, now),
+            Core::Booked(core) => core.take_over(carryover),
+            Core::Line(core) => core.take_over(carryover, now),
         }
     }
 

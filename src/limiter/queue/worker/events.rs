@@ -15,7 +15,7 @@ use crate::limiter::store::clock::StoreClock;
 
 /// The estate of a core, for another one that takes its place.
 #[derive(Default)]
-pub(in crate::limiter) struct Remains {
+pub(in crate::limiter) struct Carryover {
     /// The requests that wait, in order.
     pub(in crate::limiter) arrivals: Vec<Arrival>,
     /// The slots that were held, with their costs, the number of them, and the generations of the limiters under which they were booked.

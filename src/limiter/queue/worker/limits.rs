@@ -3,7 +3,7 @@
 use crate::clock::Micros;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{OnStoreFailure, Outcome, Permits, Refusal, RetryDelay, Violated};
-use crate::limiter::queue::shared::Shared;
+use crate::limiter::queue::shared_quota::SharedQuota;
 use crate::limiter::recovery::link::Terms;
 
 /// The `retry_after` of a queue that is full while the store cannot be asked.
@@ -26,7 +26,7 @@ pub(in crate::limiter) struct Limits {
     pub(in crate::limiter) max_waiting: u32,
     pub(in crate::limiter) terms: Terms,
     /// How callers share the quota; `None`: first come, first served.
-    pub(in crate::limiter) shared: Option<Shared>,
+    pub(in crate::limiter) shared: Option<SharedQuota>,
 }
 
 impl Limits {

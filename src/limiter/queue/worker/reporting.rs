@@ -10,7 +10,7 @@ use crate::clock::Moment;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{Cause, Epoch, PauseRequest, PauseStretch, Reason, ReportResult, UpstreamReport};
 use crate::limiter::queue::active_limiter::LimiterInstance;
-use crate::limiter::queue::shared::{Shared, shared};
+use crate::limiter::queue::shared_quota::SharedQuota;
 use crate::limiter::queue::upstream_report::PendingReport;
 use crate::limiter::store::StoreError;
 
@@ -62,8 +62,8 @@ impl Worker {
             (!is_nothing).then(|| (place, limiter_ref.clone(), report))
         });
         // A ceiling is told of the requests of its classes, as it was when they took their permits.
-        let shared = pending.has_charges().then(|| shared(&self.queue.instances)).flatten();
-        let ceilings = shared.iter().flat_map(|Shared { share, place, ceilings }| {
+        let shared = pending.has_charges().then(|| SharedQuota::of(&self.queue.instances)).flatten();
+        let ceilings = shared.iter().flat_map(|SharedQuota { share, place, ceilings }| {
             limiter_refs().skip(self.queue.instances.len()).zip(ceilings).filter_map(
                 move |((own, limiter_ref), classes)| {
                     let cost = pending.charged(*place, |flow| classes.contains(&share.member(flow).class));

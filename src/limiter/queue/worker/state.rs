@@ -16,7 +16,7 @@ use crate::clock::{Micros, Moment};
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::permit::OriginQueue;
-use crate::limiter::queue::shared;
+use crate::limiter::queue::shared_quota::SharedQuota;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::session::StoreSession;
 
@@ -101,7 +101,7 @@ pub(super) fn limits(queue: &Queue, session: &StoreSession, store_calls: &StoreC
         too_costly: queue.too_costly(),
         max_waiting: queue.max_waiting(),
         terms: session.terms,
-        shared: shared::shared(&queue.instances),
+        shared: SharedQuota::of(&queue.instances),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{Answer, Call};
 use crate::limiter::queue::handle::Queue;
-use crate::limiter::queue::shared;
+use crate::limiter::queue::shared_quota;
 use crate::limiter::store::Failure;
 
 /// How often a queue logs the same error of the store.
@@ -66,14 +66,14 @@ pub(super) async fn next_result(under_way: &mut Option<CallInFlight>) -> CallRes
 
 impl StoreCalls {
     pub(super) fn new(queue: &Queue) -> StoreCalls {
-        let limiter_refs = shared::limiter_refs(&queue.instances);
+        let limiter_refs = shared_quota::limiter_refs(&queue.instances);
         let late = FuturesUnordered::new();
         StoreCalls { limiter_refs, under_way: None, moves: MoveWatch::default(), late, warned: None }
     }
 
     /// Takes on the limits as configured now.
     pub(super) fn make_limiter_refs(&mut self, queue: &Queue) {
-        self.limiter_refs = shared::limiter_refs(&queue.instances);
+        self.limiter_refs = shared_quota::limiter_refs(&queue.instances);
     }
 
     /// Returns whether calendar windows have gone on.

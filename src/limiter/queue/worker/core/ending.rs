@@ -9,8 +9,8 @@ use crate::limiter::queue::prefetch::Pace;
 use crate::limiter::queue::request::{Arrival, Asker};
 
 use super::{Arrivals, BookedCore};
-use crate::limiter::queue::worker::common::Rest;
-use crate::limiter::queue::worker::events::{Action, Remains};
+use crate::limiter::queue::worker::common::IdleStep;
+use crate::limiter::queue::worker::events::{Action, Carryover};
 
 impl BookedCore {
     /// Returns how long the worker stays when it has nothing to do.
@@ -19,40 +19,40 @@ impl BookedCore {
     }
 
     /// Returns everything that waits or is held. Permits that were prefetched count as used.
-    pub(in crate::limiter::queue::worker) fn into_remains(self) -> Remains {
+    pub(in crate::limiter::queue::worker) fn into_carryover(self) -> Carryover {
         let BookedCore { cost_queues, arrivals, owed, calls, .. } = self;
-        let mut remains = Remains { epoch: owed.epoch, ..Remains::default() };
+        let mut carryover = Carryover { epoch: owed.epoch, ..Carryover::default() };
         for (Holding { slot, cost, count }, generations) in owed.give_back {
-            remains.unused.extend(Permits::new(cost).map(|cost| (slot, cost.into(), count, generations)));
+            carryover.unused.extend(Permits::new(cost).map(|cost| (slot, cost.into(), count, generations)));
         }
         for (cost, mut cost_queue) in cost_queues {
             for slot in cost_queue.take_stored(|_| true) {
-                remains.unused.push((slot.at, cost.into(), 1, owed.generations.clone()));
+                carryover.unused.push((slot.at, cost.into(), 1, owed.generations.clone()));
             }
             let waiters = cost_queue.take_waiters().into_iter();
-            remains.arrivals.extend(waiters.map(|waiter| waiter.into_arrival(cost.into())));
+            carryover.arrivals.extend(waiters.map(|waiter| waiter.into_arrival(cost.into())));
         }
         for (slot, cost) in owed.reschedule {
-            remains.unused.push((slot.at, cost.into(), 1, owed.reschedule_generations.clone()));
+            carryover.unused.push((slot.at, cost.into(), 1, owed.reschedule_generations.clone()));
         }
-        remains.arrivals.extend(calls.under_way.into_iter().flat_map(|sent| sent.arrivals));
-        remains.arrivals.extend(calls.local.into_iter().flat_map(|(_, arrivals)| arrivals));
-        remains.arrivals.extend(arrivals.list);
-        remains.arrivals.retain(Arrival::is_waited_for);
-        remains.arrivals.sort_by_key(|arrival| arrival.arrived);
-        remains
+        carryover.arrivals.extend(calls.under_way.into_iter().flat_map(|sent| sent.arrivals));
+        carryover.arrivals.extend(calls.local.into_iter().flat_map(|(_, arrivals)| arrivals));
+        carryover.arrivals.extend(arrivals.list);
+        carryover.arrivals.retain(Arrival::is_waited_for);
+        carryover.arrivals.sort_by_key(|arrival| arrival.arrived);
+        carryover
     }
 
     /// Takes over what another core leaves.
-    pub(in crate::limiter::queue::worker) fn take_over(&mut self, remains: Remains) {
+    pub(in crate::limiter::queue::worker) fn take_over(&mut self, carryover: Carryover) {
         // Else the link would seem to have begun a new one, in which none of the slots is known.
-        self.owed.epoch = remains.epoch;
-        for mut arrival in remains.arrivals {
+        self.owed.epoch = carryover.epoch;
+        for mut arrival in carryover.arrivals {
             arrival.costs = self.scalar(&arrival.costs).into();
             self.expect_end(&arrival);
             self.arrivals.list.push_back(arrival);
         }
-        for (slot, costs, count, generations) in remains.unused {
+        for (slot, costs, count, generations) in carryover.unused {
             // A slot of which each limiter has another number of permits cannot be given back here: it counts as used.
             let holding = costs.same().map(|cost| Holding { slot, cost: cost.get(), count });
             self.owed.give_back.extend(holding.map(|holding| (holding, generations)));
@@ -113,10 +113,10 @@ impl BookedCore {
             }
             return;
         }
-        match self.stay.look(self.is_busy(), now) {
-            Rest::None => {}
-            Rest::Over => out.push(Action::End),
-            Rest::Began => {
+        match self.stay.update(self.is_busy(), now) {
+            IdleStep::None => {}
+            IdleStep::Over => out.push(Action::End),
+            IdleStep::Began => {
                 // An empty collection would keep its memory.
                 self.cost_queues = BTreeMap::new();
                 self.arrivals = Arrivals::default();

@@ -5,7 +5,7 @@ use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::worker::events::Action;
 
 use super::LineCore;
-use crate::limiter::queue::worker::common::Rest;
+use crate::limiter::queue::worker::common::IdleStep;
 
 impl LineCore {
     /// Refuses all requests, and gives every slot back.
@@ -35,7 +35,7 @@ impl LineCore {
             if self.calls.under_way.is_none() {
                 out.push(Action::End);
             }
-        } else if self.stay.look(self.is_busy(), now) == Rest::Over {
+        } else if self.stay.update(self.is_busy(), now) == IdleStep::Over {
             out.push(Action::End);
         }
     }

@@ -29,14 +29,14 @@ mod tests;
 use std::collections::{BTreeMap, VecDeque};
 
 use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
-use super::events::{Action, Context, Event, Remains};
+use super::events::{Action, Carryover, Context, Event};
 use super::limits::Limits;
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{
     Costs, Flow, Generations, Holding, NO_GENERATION, Permits, QuotaShare, UNKNOWN_GENERATION, Unused,
 };
 use crate::limiter::queue::cost_queue::{CostQueue, REFUSAL_MARGIN};
-use crate::limiter::queue::shared::Shared;
+use crate::limiter::queue::shared_quota::SharedQuota;
 use crate::limiter::queue::slot::Slot;
 use crate::limiter::queue::waiting::FlowWaiting;
 use crate::limiter::recovery::link::Link;
@@ -211,8 +211,8 @@ impl LineCore {
     }
 
     /// Takes over what another core leaves.
-    pub(in crate::limiter::queue::worker) fn take_over(&mut self, remains: Remains, now: Moment) {
-        let Remains { arrivals, unused, epoch } = remains;
+    pub(in crate::limiter::queue::worker) fn take_over(&mut self, carryover: Carryover, now: Moment) {
+        let Carryover { arrivals, unused, epoch } = carryover;
         // Else the link would seem to have begun a new one, in which none of the slots is known.
         self.owed.epoch = epoch;
         unused.into_iter().for_each(|unused| self.give_back_of_nobody(unused));
@@ -232,24 +232,24 @@ impl LineCore {
     }
 
     /// Returns everything that waits or is held.
-    pub(in crate::limiter::queue::worker) fn into_remains(mut self) -> Remains {
+    pub(in crate::limiter::queue::worker) fn into_carryover(mut self) -> Carryover {
         let limiters = self.limits.policies.len();
-        let mut remains = Remains { epoch: self.owed.epoch, ..Remains::default() };
+        let mut carryover = Carryover { epoch: self.owed.epoch, ..Carryover::default() };
         let of_limiters = |all: &Generations| all.iter().copied().take(limiters).collect::<Generations>();
         for (FlowQueueKey { costs, .. }, mut flow_queue) in std::mem::take(&mut self.flow_queues) {
             for slot in flow_queue.queue.take_stored(|_| true) {
                 let generations = of_limiters(&self.owed.generations);
-                remains.unused.push((slot.at, costs.clone(), 1, generations));
+                carryover.unused.push((slot.at, costs.clone(), 1, generations));
             }
             let waiters = flow_queue.queue.take_waiters().into_iter();
-            remains.arrivals.extend(waiters.map(|waiter| waiter.into_arrival(costs.clone())));
+            carryover.arrivals.extend(waiters.map(|waiter| waiter.into_arrival(costs.clone())));
         }
         for Unneeded { unused: Unused { slot, count, costs, .. }, generations } in self.owed.unused {
             let costs = Costs::each_or_same(costs.into_iter().take(limiters));
-            remains.unused.extend(costs.map(|costs| (slot, costs, count, of_limiters(&generations))));
+            carryover.unused.extend(costs.map(|costs| (slot, costs, count, of_limiters(&generations))));
         }
-        remains.arrivals.sort_by_key(|arrival| arrival.arrived);
-        remains
+        carryover.arrivals.sort_by_key(|arrival| arrival.arrived);
+        carryover
     }
 
     /// Takes in events that came together, and restores the invariants. The only entrance.
@@ -382,7 +382,7 @@ impl LineCore {
     fn costs(&self, key: &FlowQueueKey) -> Vec<u64> {
         let class = self.class(key.flow);
         let limiters = key.costs.of(self.limits.policies.len());
-        let bounds = self.limits.shared.iter().flat_map(|Shared { ceilings, place, .. }| {
+        let bounds = self.limits.shared.iter().flat_map(|SharedQuota { ceilings, place, .. }| {
             ceilings.iter().map(|classes| if classes.contains(&class) { key.costs.at(*place) } else { 0 })
         });
         limiters.chain(bounds).collect()

@@ -16,7 +16,7 @@ use crate::limiter::model::{
 };
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::{Arrival, Asker, RequestId, Unusable};
-use crate::limiter::queue::shared::Shared;
+use crate::limiter::queue::shared_quota::SharedQuota;
 use crate::limiter::queue::slot::Source;
 use crate::limiter::queue::worker::events::{Action, Back, Context, Event, LocalAnswer};
 use crate::limiter::queue::worker::limits::Limits;
@@ -63,7 +63,7 @@ fn limits(policy: OnStoreFailure, max_waiting: u32) -> Limits {
         too_costly: Refusal::CostExceedsLimit { limiter: limiter.name.clone(), cost_max: Permits::ONE },
         max_waiting,
         terms: Terms::new(Micros::from_millis(500), Micros::from_millis(100)),
-        shared: Some(Shared { share: share(max_waiting), place: 0, ceilings: Vec::new() }),
+        shared: Some(SharedQuota { share: share(max_waiting), place: 0, ceilings: Vec::new() }),
     }
 }
 
@@ -381,11 +381,11 @@ fn another_core_takes_over_who_waits_and_what_is_held() {
     let mut core = Driven::new(OnStoreFailure::Local);
     core.on(START, vec![arrival(0, "etl", START), arrival(1, "web", after(0))]);
     core.on(after(1), vec![answered(after(1), 7, &[("etl", after(200))], Some(after(100)))]);
-    let remains = core.0.into_remains();
-    let slots: Vec<Micros> = remains.unused.iter().map(|(slot, ..)| *slot).collect();
-    assert_eq!((remains.arrivals.len(), slots), (2, vec![shown(after(200))]));
+    let carryover = core.0.into_carryover();
+    let slots: Vec<Micros> = carryover.unused.iter().map(|(slot, ..)| *slot).collect();
+    assert_eq!((carryover.arrivals.len(), slots), (2, vec![shown(after(200))]));
     let mut other = Driven::new(OnStoreFailure::Local);
-    other.0.take_over(remains, after(2));
+    other.0.take_over(carryover, after(2));
     let actions = other.on(after(2), Vec::new());
     let call = call(&actions).unwrap();
     assert_eq!((told(call).len(), call.line.as_ref().unwrap().unused.len()), (2, 1));

@@ -1,7 +1,7 @@
 //! Requests that leave before they have a place.
 
 use super::*;
-use crate::limiter::queue::worker::events::Remains;
+use crate::limiter::queue::worker::events::Carryover;
 
 /// Returns the requests that a core before this one has left.
 fn taken_over() -> Driven {
@@ -10,7 +10,7 @@ fn taken_over() -> Driven {
         Event::Arrived(arrival) => arrival,
         other => panic!("{other:?}"),
     });
-    core.0.take_over(Remains { arrivals: arrivals.collect(), ..Remains::default() });
+    core.0.take_over(Carryover { arrivals: arrivals.collect(), ..Carryover::default() });
     core
 }
 
