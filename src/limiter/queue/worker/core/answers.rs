@@ -15,7 +15,7 @@ use crate::limiter::queue::request::{Arrival, Asker, Holder};
 use crate::limiter::queue::slot::{Slot, Source};
 
 use super::asking::holdings;
-use super::{BookedCore, Sent};
+use super::{BookedCore, LocalCall, Sent};
 use crate::limiter::queue::worker::events::{Action, Context, LocalAnswer};
 
 /// How much later than the store's clock allows a slot may be due.
@@ -92,14 +92,14 @@ impl BookedCore {
             if has_moved_again {
                 self.owe(cost, 1);
             } else {
-                self.owed.reschedule.push_front((slot, cost));
+                self.owed.reschedule.slots.push_front((slot, cost));
             }
         }
     }
 
     /// Takes in the answer of this replica's own memory.
     pub(super) fn answered_locally(&mut self, local: &LocalAnswer, context: &Context, out: &mut Vec<Action>) {
-        let Some((replace, arrivals)) = self.calls.local.take() else { return };
+        let Some(LocalCall { replace, arrivals }) = self.calls.local.take() else { return };
         let LocalAnswer { answer, costs_max } = local;
         let cost_max = costs_max.iter().copied().min().unwrap_or(u64::MAX);
         // No replica can know whether the others leave enough for a cost above its share.
@@ -178,10 +178,10 @@ impl BookedCore {
         // Slots that an earlier change has voided, and that were not rescheduled yet, have lost their places.
         self.lose_rescheduled();
         let known = std::mem::replace(&mut self.owed.generations, numbers);
-        self.owed.reschedule_from = moment;
+        self.owed.reschedule.from = moment;
         self.release_unmoved(&known, answer, &void);
-        self.owed.reschedule = VecDeque::from(void);
-        !self.owed.reschedule.is_empty()
+        self.owed.reschedule.slots = VecDeque::from(void);
+        !self.owed.reschedule.slots.is_empty()
     }
 
     /// Gives void slots back in the limiters where this replica does not claim them. Left there, they would stand in the way of every
@@ -192,11 +192,11 @@ impl BookedCore {
         } else {
             known.alone(self.slowest_moved(known, answer))
         };
-        self.owed.reschedule_generations = claimed;
+        self.owed.reschedule.generations = claimed;
         if released.is_partial() {
             let holdings = holdings(void).into_iter().map(|holding| (holding, released.clone()));
             self.owed.give_back.extend(holdings);
-            self.owed.reschedule_from = self.owed.reschedule_from + self.limits.terms.heartbeat;
+            self.owed.reschedule.from = self.owed.reschedule.from + self.limits.terms.heartbeat;
         }
     }
 

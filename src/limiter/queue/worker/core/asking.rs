@@ -61,7 +61,7 @@ impl BookedCore {
 
     /// Returns whether the store must be heard at each heartbeat.
     fn needs_heartbeats(&self) -> bool {
-        !self.owed.reschedule.is_empty()
+        !self.owed.reschedule.slots.is_empty()
             || !self.owed.give_back.is_empty()
             || self.cost_queues.values().any(CostQueue::holds_booked)
     }
@@ -116,7 +116,7 @@ impl BookedCore {
         if self.has_reason(now) {
             return Some(self.calls.not_before.max(now));
         }
-        let reschedules_at = (!self.owed.reschedule.is_empty()).then_some(self.owed.reschedule_from);
+        let reschedules_at = (!self.owed.reschedule.slots.is_empty()).then_some(self.owed.reschedule.from);
         let next = self.needs_heartbeats().then(|| self.heartbeat_at());
         next.into_iter().chain(reschedules_at).min().map(|at| at.max(self.calls.not_before))
     }
@@ -125,7 +125,7 @@ impl BookedCore {
     /// where nothing has moved.
     fn may_reschedule(&self, now: Moment) -> bool {
         let has_released = || !self.owed.give_back.iter().any(|(_, generations)| generations.is_partial());
-        !self.owed.reschedule.is_empty() && now >= self.owed.reschedule_from && has_released()
+        !self.owed.reschedule.slots.is_empty() && now >= self.owed.reschedule.from && has_released()
     }
 
     /// Replaces the slots of the cost queues in which one came too late.
@@ -211,21 +211,21 @@ impl BookedCore {
     fn make_call(&mut self, context: &Context, out: &mut Vec<Action>) -> Call {
         let now = context.now;
         let mut traded = None;
-        if self.owed.reschedule.is_empty() {
+        if self.owed.reschedule.slots.is_empty() {
             self.rebook(now, out);
             traded = self.trade(now, out);
         }
         let may_reschedule = self.may_reschedule(now);
         let generations = match self.owed.give_back.front() {
-            _ if may_reschedule => self.owed.reschedule_generations.clone(),
+            _ if may_reschedule => self.owed.reschedule.generations.clone(),
             Some((_, generations)) => generations.clone(),
             None => self.owed.generations.clone(),
         };
         let give_back = self.take_give_back(&generations);
-        let fits = if may_reschedule { self.owed.reschedule.len().min(self.slots_max()) } else { 0 };
-        let reschedule: Vec<_> = self.owed.reschedule.drain(..fits).collect();
+        let fits = if may_reschedule { self.owed.reschedule.slots.len().min(self.slots_max()) } else { 0 };
+        let reschedule: Vec<_> = self.owed.reschedule.slots.drain(..fits).collect();
         // Those who have no place yet stand behind those who are being moved.
-        let is_moving = may_reschedule && !self.owed.reschedule.is_empty();
+        let is_moving = may_reschedule && !self.owed.reschedule.slots.is_empty();
         let replace = if is_moving { Default::default() } else { std::mem::take(&mut self.owed.replace) };
         let replace: Vec<_> = replace.into_iter().collect();
         let arrivals = if is_moving { 0 } else { self.batch() };

@@ -32,11 +32,11 @@ impl BookedCore {
             let waiters = cost_queue.take_waiters().into_iter();
             carryover.arrivals.extend(waiters.map(|waiter| waiter.into_arrival(cost.into())));
         }
-        for (slot, cost) in owed.reschedule {
-            carryover.unused.push((slot.at, cost.into(), 1, owed.reschedule_generations.clone()));
+        for (slot, cost) in owed.reschedule.slots {
+            carryover.unused.push((slot.at, cost.into(), 1, owed.reschedule.generations.clone()));
         }
         carryover.arrivals.extend(calls.under_way.into_iter().flat_map(|sent| sent.arrivals));
-        carryover.arrivals.extend(calls.local.into_iter().flat_map(|(_, arrivals)| arrivals));
+        carryover.arrivals.extend(calls.local.into_iter().flat_map(|call| call.arrivals));
         carryover.arrivals.extend(arrivals.list);
         carryover.arrivals.retain(Arrival::is_waited_for);
         carryover.arrivals.sort_by_key(|arrival| arrival.arrived);
@@ -84,9 +84,9 @@ impl BookedCore {
             cost_queue.take_surplus().into_iter().for_each(|slot| self.give_back(slot, cost, out));
         }
         // No request needs the new places of void slots, or a slot in place of another.
-        for (slot, cost) in self.owed.reschedule.drain(..) {
+        for (slot, cost) in self.owed.reschedule.slots.drain(..) {
             let holding = Holding { slot: slot.at, cost: cost.get(), count: 1 };
-            self.owed.give_back.push_back((holding, self.owed.reschedule_generations.clone()));
+            self.owed.give_back.push_back((holding, self.owed.reschedule.generations.clone()));
         }
         self.owed.replace.clear();
     }
@@ -98,7 +98,7 @@ impl BookedCore {
             || self.cost_queues.values().any(|cost_queue| !CostQueue::is_empty(cost_queue))
             || !self.owed.give_back.is_empty()
             || self.prefetch.left > 0
-            || !self.owed.reschedule.is_empty()
+            || !self.owed.reschedule.slots.is_empty()
             || !self.owed.replace.is_empty()
             || self.pause.is_reported
     }

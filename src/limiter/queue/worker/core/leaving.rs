@@ -25,7 +25,7 @@ impl BookedCore {
             !goes
         });
         let asked = self.calls.under_way.iter_mut().flat_map(|sent| &mut sent.arrivals);
-        let asked = asked.chain(self.calls.local.iter_mut().flat_map(|(_, arrivals)| arrivals));
+        let asked = asked.chain(self.calls.local.iter_mut().flat_map(|call| &mut call.arrivals));
         for arrival in asked.filter_map(|arrival| has_left(arrival).then_some(arrival)) {
             cancelled(arrival);
             arrival.asker = Asker::Refused;

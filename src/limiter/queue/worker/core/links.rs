@@ -7,7 +7,7 @@ use crate::limiter::queue::request::Arrival;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::Link;
 
-use super::BookedCore;
+use super::{BookedCore, LocalCall};
 use crate::limiter::queue::worker::events::{Action, Context};
 
 impl BookedCore {
@@ -81,7 +81,7 @@ impl BookedCore {
 
     /// Asks for other slots in place of those that were to be rescheduled.
     pub(super) fn lose_rescheduled(&mut self) {
-        for (_, cost) in std::mem::take(&mut self.owed.reschedule) {
+        for (_, cost) in std::mem::take(&mut self.owed.reschedule.slots) {
             self.owe(cost, 1);
         }
     }
@@ -154,7 +154,7 @@ impl BookedCore {
                 queue_slots_left: self.queue_slots_left() + replaced_requests,
                 ..Call::default()
             };
-            self.calls.local = Some((replace, arrivals));
+            self.calls.local = Some(LocalCall { replace, arrivals });
             out.push(Action::BookLocally(Box::new(call)));
         } else {
             self.allow(&replace, arrivals, context, out);

@@ -106,18 +106,24 @@ struct Owed {
     generations: Generations,
     /// The slots to give back, with the generations under which they were booked.
     give_back: VecDeque<(Holding, Generations)>,
-    /// The void slots, ascending, which the next call reschedules.
-    reschedule: VecDeque<(Slot, Permits)>,
-    /// The generations under which the slots to reschedule were booked.
-    reschedule_generations: Generations,
-    /// When they may be rescheduled: where only some limiters have moved, other replicas need time to hear of it.
-    reschedule_from: Moment,
+    reschedule: Reschedule,
     /// The number of slots of each cost to ask for in place of others.
     replace: BTreeMap<Permits, usize>,
     /// The cost queues in which a slot came too late. Its replacement fits only behind all other slots, so that a permit would
     /// be lost with each late slot. So the whole cost queue is booked anew, at the pace at which this replica really sends: in the store,
     /// or in this replica's share.
     rebook: BTreeSet<Permits>,
+}
+
+/// The void slots, which the next call reschedules.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Reschedule {
+    /// The slots, ascending, and their costs.
+    slots: VecDeque<(Slot, Permits)>,
+    /// The generations under which they were booked.
+    generations: Generations,
+    /// When they may be rescheduled: where only some limiters have moved, other replicas need time to hear of it.
+    from: Moment,
 }
 
 /// Permits that were freed before the queue's last slot.
@@ -133,8 +139,8 @@ struct Trade {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Calls {
     under_way: Option<Sent>,
-    /// The questions to this replica's own memory: slots in place of others, and arrivals.
-    local: Option<Asked>,
+    /// The call to this replica's own memory. Its answer comes at once.
+    local: Option<LocalCall>,
     /// When the latest answered call was sent.
     contact: Option<Moment>,
     /// When the latest heartbeat was sent that spares the queue a call; `None` if none does.
@@ -150,8 +156,14 @@ struct Calls {
     bursts: Bursts,
 }
 
-/// Slots to ask for in place of others, by cost, and the arrivals behind them.
-type Asked = (Vec<(Permits, usize)>, Vec<Arrival>);
+/// A call to this replica's own memory, with what it was made for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct LocalCall {
+    /// The number of slots of each cost that are asked for in place of others.
+    replace: Vec<(Permits, usize)>,
+    /// The new requests, behind them.
+    arrivals: Vec<Arrival>,
+}
 
 /// A call under way, with the requests and slots that it was made for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -198,9 +210,7 @@ impl BookedCore {
                 epoch: 0,
                 generations: generations.clone(),
                 give_back: VecDeque::new(),
-                reschedule: VecDeque::new(),
-                reschedule_generations: generations,
-                reschedule_from: now,
+                reschedule: Reschedule { slots: VecDeque::new(), generations, from: now },
                 replace: BTreeMap::new(),
                 rebook: BTreeSet::new(),
             },

@@ -45,7 +45,7 @@ impl BookedCore {
     pub(super) fn prefetch_wanted(&self, now: Moment) -> Option<(Permits, u64)> {
         let is_calm = matches!(self.link, Link::Up { .. })
             && !self.calls.is_outdated
-            && self.owed.reschedule.is_empty()
+            && self.owed.reschedule.slots.is_empty()
             && !self.is_short(now);
         let prefetch = &self.prefetch;
         is_calm

@@ -141,8 +141,8 @@ impl BookedCore {
             }
             (Link::Settling { opens, .. }, _) => self.limits.too_far(Some((opens - now).max(Micros::ONE))),
             // Its slot was moved, and the queue waits with the next one until others have given theirs back: the store is there.
-            (Link::Up { .. }, _) if !self.owed.reschedule.is_empty() => {
-                self.limits.too_far(Some((self.owed.reschedule_from - now).max(Micros::ONE)))
+            (Link::Up { .. }, _) if !self.owed.reschedule.slots.is_empty() => {
+                self.limits.too_far(Some((self.owed.reschedule.from - now).max(Micros::ONE)))
             }
             // Its answer, or the slot in place of another, has not come in time: that the store is `Up` says that others have come.
             _ => self.limits.store_unavailable(),

@@ -10,13 +10,13 @@ fn asked_for(core: &BookedCore) -> BTreeMap<Permits, usize> {
     let mut asked_for: BTreeMap<Permits, usize> = BTreeMap::new();
     let mut add = |cost: Permits, count: usize| *asked_for.entry(cost).or_default() += count;
     core.owed.replace.iter().for_each(|(cost, count)| add(*cost, *count));
-    core.owed.reschedule.iter().for_each(|(_, cost)| add(*cost, 1));
+    core.owed.reschedule.slots.iter().for_each(|(_, cost)| add(*cost, 1));
     if let Some(sent) = &core.calls.under_way {
         sent.replace.iter().for_each(|(cost, count)| add(*cost, *count));
         sent.reschedule.iter().for_each(|(_, cost)| add(*cost, 1));
     }
-    if let Some((replace, _)) = &core.calls.local {
-        replace.iter().for_each(|(cost, count)| add(*cost, *count));
+    if let Some(call) = &core.calls.local {
+        call.replace.iter().for_each(|(cost, count)| add(*cost, *count));
     }
     asked_for
 }
