@@ -9,6 +9,7 @@ use crate::clock::{Micros, Moment};
 use crate::limiter::model::Costs;
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId};
 use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::store::clock::StoreClock;
 
 /// How long before its slot a request is notified that the slot approaches: time to open a connection with TLS to the other
 /// side of the world.
@@ -147,9 +148,10 @@ impl CostQueue {
         self.waiters.front().map(|waiter| waiter.holder.arrived)
     }
 
-    /// Corrects when slots are due, after an answer has narrowed the bounds of the store's clock.
-    pub(in crate::limiter) fn refresh(&mut self, due: impl Fn(&Slot) -> Moment) {
-        self.slots.iter_mut().for_each(|slot| slot.due = due(slot));
+    /// Corrects when slots of the store are due, after an answer has narrowed the bounds of its clock.
+    pub(in crate::limiter) fn refresh(&mut self, clock: &StoreClock) {
+        let stored = self.slots.iter_mut().filter(|slot| matches!(slot.source, Source::Store(_)));
+        stored.for_each(|slot| slot.due = clock.due(slot.at));
     }
 
     /// Returns the last slot, if it was booked in the store.

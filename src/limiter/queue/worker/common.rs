@@ -1,12 +1,14 @@
-//! The common parts of both cores of a worker: its end, the pauses, and when a slot may be used. Pure.
+//! The common parts of both cores of a worker: its end, the pauses, when a slot may be used, and when it is void. Pure.
 //!
 //! Knows no call and no queue of requests.
 
 use crate::clock::{Micros, Moment};
+use crate::limiter::model::{Costs, Generation};
 use crate::limiter::queue::cost_queue::{Stage, Waiter};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::{Holder, RequestId, Unusable};
 use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::queue::worker::events::Action;
 use crate::limiter::recovery::link::Link;
 
 /// How long a worker sleeps when nothing is due. Any event wakes it earlier.
@@ -124,6 +126,23 @@ pub(super) fn is_current(source: Source, link: Link, epoch: u64) -> bool {
         Source::Store(of) => outage_of(link) == 0 && of == epoch,
         Source::Local(outage) => outage == outage_of(link),
         Source::Unlimited => outage_of(link) != 0,
+    }
+}
+
+/// Returns the instant from which a change of generations voids slots.
+pub(super) fn void_from(generations: &[Generation], known: &[u64]) -> Micros {
+    let changed = generations.iter().zip(known).filter(|(generation, known)| generation.number != **known);
+    // A replica that has missed a change loses all its slots.
+    let void_from =
+        changed.map(|(change, known)| if change.before == *known { change.void_from } else { Micros::ZERO });
+    void_from.min().unwrap_or_default()
+}
+
+/// Gives a slot back to this replica's own memory, with those that were given back right before.
+pub(super) fn return_locally(slot: Micros, costs: Costs, out: &mut Vec<Action>) {
+    match out.last_mut() {
+        Some(Action::ReturnLocally(all)) => all.push((slot, costs)),
+        _ => out.push(Action::ReturnLocally(vec![(slot, costs)])),
     }
 }
 

@@ -6,7 +6,7 @@ use std::iter::repeat_n;
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::{Answer, Generation, Generations, Outcome, Permits};
+use crate::limiter::model::{Answer, Generations, Outcome, Permits};
 use crate::limiter::queue::cost_queue::{CostQueue, Stage, Waiter};
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::prefetch;
@@ -16,6 +16,7 @@ use crate::limiter::queue::slot::{Slot, Source};
 
 use super::asking::holdings;
 use super::{BookedCore, LocalCall, Sent};
+use crate::limiter::queue::worker::common::void_from;
 use crate::limiter::queue::worker::events::{Action, Context, LocalAnswer};
 
 /// How much later than the store's clock allows a slot may be due.
@@ -138,11 +139,7 @@ impl BookedCore {
 
     /// Corrects when the slots of the store are due.
     fn refresh_slots(&mut self, context: &Context) {
-        let due = |held: &Slot| match held.source {
-            Source::Store(_) => context.clock.due(held.at),
-            Source::Local(_) | Source::Unlimited => held.due,
-        };
-        self.cost_queues.values_mut().for_each(|cost_queue| cost_queue.refresh(due));
+        self.cost_queues.values_mut().for_each(|cost_queue| cost_queue.refresh(&context.clock));
     }
 
     /// Takes in the available permits.
@@ -331,19 +328,6 @@ fn preferred(
 /// Returns the slot that was booked at an instant.
 fn slot(at: Micros, source: Source, context: &Context) -> Slot {
     Slot { at, due: context.clock_of(source).due(at), source }
-}
-
-/// Returns the instant from which a change of generations voids slots.
-fn void_from(generations: &[Generation], known: &[u64]) -> Micros {
-    let changed = generations.iter().zip(known).filter(|(generation, known)| generation.number != **known);
-    // A replica that has missed a change loses all its slots.
-    let void_from =
-        changed.map(
-            |(generation, known)| {
-                if generation.before == *known { generation.void_from } else { Micros::ZERO }
-            },
-        );
-    void_from.min().unwrap_or_default()
 }
 
 /// Returns the outcome of each request, in order.

@@ -9,6 +9,7 @@ use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::{Link, Terms};
 
 use super::{BookedCore, Sent};
+use crate::limiter::queue::worker::common::return_locally;
 use crate::limiter::queue::worker::events::{Action, Context};
 
 /// The most requests in one call. The server does nothing else meanwhile: some milliseconds, if each has a slot of its own
@@ -364,13 +365,7 @@ impl BookedCore {
     /// Gives a slot back to the place where it was booked: the store or this replica's memory. A slot of an earlier epoch is lost.
     pub(super) fn give_back(&mut self, slot: Slot, cost: Permits, out: &mut Vec<Action>) {
         match slot.source {
-            Source::Local(_) => {
-                let unused = (slot.at, cost.into());
-                match out.last_mut() {
-                    Some(Action::ReturnLocally(all)) => all.push(unused),
-                    _ => out.push(Action::ReturnLocally(vec![unused])),
-                }
-            }
+            Source::Local(_) => return_locally(slot.at, cost.into(), out),
             Source::Store(epoch) if epoch == self.owed.epoch => {
                 // The freed permits may serve requests that the cache would refuse.
                 if out.last() != Some(&Action::Cache(None)) {

@@ -5,6 +5,7 @@ use crate::limiter::model::{Answer, Costs, Dealt, Generations, Last, LineAnswer,
 use crate::limiter::queue::pause::in_pause;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::queue::worker::common::void_from;
 use crate::limiter::queue::worker::events::{Action, Context, LocalAnswer};
 
 use super::{FlowQueueKey, LineCore, Sent, Told, Unneeded};
@@ -30,11 +31,7 @@ impl LineCore {
             return;
         }
         self.observe_generations(answer, context.now, out);
-        let due = |held: &Slot| match held.source {
-            Source::Store(_) => context.clock.due(held.at),
-            Source::Local(_) | Source::Unlimited => held.due,
-        };
-        self.flow_queues.values_mut().for_each(|flow_queue| flow_queue.queue.refresh(due));
+        self.flow_queues.values_mut().for_each(|flow_queue| flow_queue.queue.refresh(&context.clock));
         let Some(line) = &answer.line else { return };
         self.calls.told =
             self.take_line((line, answer.now), &sent, Source::Store(self.owed.epoch), context, out);
@@ -66,12 +63,7 @@ impl LineCore {
             return;
         }
         let known = std::mem::replace(&mut self.owed.generations, numbers);
-        let changed =
-            answer.generations.iter().zip(known.iter()).filter(|(new, known)| new.number != **known);
-        // A replica that has missed a change loses all its slots.
-        let from =
-            changed.map(|(new, known)| if new.before == *known { new.void_from } else { Micros::ZERO });
-        let from = from.min().unwrap_or_default();
+        let from = void_from(&answer.generations, &known);
         let void = self.lose(|slot| matches!(slot.source, Source::Store(_)) && slot.at >= from, now);
         if !void.is_empty() {
             out.push(Action::LogMoved(void.len()));

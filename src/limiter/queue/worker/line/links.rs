@@ -5,6 +5,7 @@ use crate::limiter::model::{Costs, OnStoreFailure, Refusal, UNKNOWN_GENERATION, 
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::Asker;
 use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::queue::worker::common::return_locally;
 use crate::limiter::queue::worker::events::{Action, Context};
 use crate::limiter::queue::worker::limits::Limits;
 use crate::limiter::recovery::link::Link;
@@ -207,12 +208,8 @@ impl LineCore {
         match source {
             Source::Local(_) => {
                 let limiters = self.limits.policies.len();
-                let Some(costs) = Costs::each_or_same(unused.costs.into_iter().take(limiters)) else {
-                    return;
-                };
-                match out.last_mut() {
-                    Some(Action::ReturnLocally(all)) => all.push((unused.slot, costs)),
-                    _ => out.push(Action::ReturnLocally(vec![(unused.slot, costs)])),
+                if let Some(costs) = Costs::each_or_same(unused.costs.into_iter().take(limiters)) {
+                    return_locally(unused.slot, costs, out);
                 }
             }
             Source::Store(epoch) if epoch == self.owed.epoch => {
