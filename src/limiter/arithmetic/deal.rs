@@ -7,8 +7,10 @@
 use crate::clock::Micros;
 use crate::limiter::arithmetic::line::{Flow, Key, Line, permits_of};
 use crate::limiter::arithmetic::moving::place_void;
-use crate::limiter::arithmetic::prospects::settle_new;
-use crate::limiter::arithmetic::room::{Next, Room, States, Terms, earliest, searches_from, seen};
+use crate::limiter::arithmetic::prospects::{Newcomers, refuse_newcomers};
+use crate::limiter::arithmetic::room::{
+    DealTerms, Next, Room, States, earliest_for_costs, searches_from, seen,
+};
 use crate::limiter::arithmetic::search::Search;
 use crate::limiter::model::{Answer, CLASSES_MAX, Call, Dealt, LineAnswer, LineCall, Violated};
 
@@ -49,7 +51,7 @@ pub fn deal(
     let limiters = states.len().saturating_sub(asked.ceilings);
     let own_lead = call.lead.min(Micros(asked.ahead.0 / 2));
     let terms =
-        Terms { now, lease, replica: call.replica, ahead: asked.ahead, own_lead, limiters, tells_waits };
+        DealTerms { now, lease, replica: call.replica, ahead: asked.ahead, own_lead, limiters, tells_waits };
     line.forget(now, lease);
     let first_moved = Micros(line.deal) + lease;
     line.hear(now, call.replica, asked);
@@ -68,9 +70,10 @@ pub fn deal(
         .map(|want| Key { replica: call.replica, origin: want.flow, costs: want.costs.clone() })
         .collect();
     let wants = keys.iter().zip(&asked.wants);
-    let new: Vec<Vec<u64>> = wants.map(|(key, want)| line.reconcile(now, asked.ahead, key, want)).collect();
+    let counts: Vec<_> = wants.map(|(key, want)| line.reconcile(now, asked.ahead, key, want)).collect();
     let next = Dealing::new(terms, states, line).run(states);
-    let (mut line_answer, is_cut) = settle_new(terms, states, line, call, asked, (&keys, new), next);
+    let newcomers = Newcomers { asked, keys: &keys, counts, refusal_budget: call.refusal_budget };
+    let (mut line_answer, is_cut) = refuse_newcomers(terms, states, line, newcomers, next);
     line_answer.again = call_again(terms, line, next.map(|next| next.at), is_cut);
     line.generations = states.iter().map(|(state, _)| state.generation().number).collect();
     answer(terms, states, line, call, line_answer)
@@ -78,13 +81,13 @@ pub fn deal(
 
 /// Returns the answer, with the slots that lie ready for the caller.
 fn answer(
-    terms: Terms,
+    terms: DealTerms,
     states: States<'_, '_>,
     line: &Line,
     call: &Call,
     mut line_answer: LineAnswer,
 ) -> Answer {
-    let Terms { now, .. } = terms;
+    let DealTerms { now, .. } = terms;
     line_answer.deal = line.deal;
     let own = line.dealt_slots.iter().filter(|dealt| dealt.key.replica == call.replica);
     line_answer.dealt = own
@@ -98,8 +101,8 @@ fn answer(
 
 /// Returns when the caller shall call again, and notes it; zero if it has no tickets. `next` is when the line finds room next, if it was
 /// looked for; before that nothing can be dealt.
-fn call_again(terms: Terms, line: &mut Line, next: Option<Micros>, is_cut: bool) -> Micros {
-    let Terms { now, ahead, replica, .. } = terms;
+fn call_again(terms: DealTerms, line: &mut Line, next: Option<Micros>, is_cut: bool) -> Micros {
+    let DealTerms { now, ahead, replica, .. } = terms;
     let waits = line.flows.iter().flat_map(|flow| &flow.runs).any(|run| run.key.replica == replica);
     if !waits && !is_cut {
         return Micros::ZERO;
@@ -169,7 +172,7 @@ enum TurnEnd {
 
 /// Deals slots in the order of the line.
 struct Dealing<'a> {
-    terms: Terms,
+    terms: DealTerms,
     /// The searches have been moved on to this instant for want of nothing but an answer of a replica.
     stood: Micros,
     line: &'a mut Line,
@@ -194,7 +197,7 @@ struct Turn {
 }
 
 impl<'a> Dealing<'a> {
-    fn new(terms: Terms, states: States<'_, '_>, line: &'a mut Line) -> Dealing<'a> {
+    fn new(terms: DealTerms, states: States<'_, '_>, line: &'a mut Line) -> Dealing<'a> {
         let rules = states[..terms.limiters].iter().flat_map(|(state, _)| state.rules());
         let granted = rules.map(|rule| rule.quota().permits_within(terms.ahead)).min().unwrap_or_default();
         let is_full = vec![false; states.len()];
@@ -347,7 +350,7 @@ impl<'a> Dealing<'a> {
                     return Err(TurnEnd::BeyondCeiling(Next { at: found.at, violated: Some(violated) }));
                 }
             }
-            let room = earliest(searches, costs);
+            let room = earliest_for_costs(searches, costs);
             if room.at >= from {
                 let next = Next { at: room.at, violated: Some(room.violated) };
                 return if room.at > until { Err(TurnEnd::Beyond(next)) } else { Ok(room) };

@@ -3,10 +3,10 @@
 use crate::clock::Micros;
 use crate::limiter::arithmetic::line::{Key, Line, Run, permits_of, virtual_of};
 use crate::limiter::arithmetic::queue_order::Refused;
-use crate::limiter::arithmetic::room::{Next, Room, States, Terms, earliest, searches_from};
+use crate::limiter::arithmetic::room::{DealTerms, Next, Room, States, earliest_for_costs, searches_from};
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::{
-    CLASSES_MAX, Call, Last, LineAnswer, LineCall, NotTaken, Outcome, RetryDelay, Violated, Waiting,
+    CLASSES_MAX, Last, LineAnswer, LineCall, NotTaken, Outcome, RetryDelay, Violated, Waiting, Want,
 };
 
 /// For how many numbers of requests one call estimates how long they wait; for fewer among many flows. The rest comes with the next one.
@@ -20,7 +20,7 @@ const LASTS_LEAST: usize = 4;
 
 /// Estimates how long newcomers wait, and refuses those who would wait for too long.
 struct Estimates<'a, 'b, 'c> {
-    terms: Terms,
+    terms: DealTerms,
     states: States<'b, 'c>,
     line: &'a mut Line,
     /// When the line finds room next, if it was looked for: none of the requests that are left finds room before.
@@ -95,7 +95,8 @@ impl Estimates<'_, '_, '_> {
             })
             .collect();
         let begin = self.next.map_or(now, |next| next.at.max(now));
-        let Room { at, mut violated, .. } = earliest(&mut searches_from(self.states, begin), &at_once);
+        let Room { at, mut violated, .. } =
+            earliest_for_costs(&mut searches_from(self.states, begin), &at_once);
         if let Some(next) = self.next.filter(|next| next.at == at) {
             violated = next.violated.unwrap_or(violated);
         }
@@ -137,9 +138,30 @@ impl Estimates<'_, '_, '_> {
         Last { before: before.iter().copied().max().unwrap_or_default(), wait }
     }
 
+    /// Returns what the last request of each want waits for; `None` for those that are left to the next call. Where no estimate looked at
+    /// all flows already, no more than `left` are told.
+    fn lasts(
+        &self,
+        keys: &[Key],
+        wants: &[Want],
+        has_estimate: &[bool],
+        mut left: usize,
+    ) -> Vec<Option<Last>> {
+        let wants = keys.iter().zip(wants).zip(has_estimate);
+        let last = |((key, want), has_estimate): ((&Key, &Want), &bool)| {
+            if !has_estimate && left == 0 {
+                return None;
+            }
+            left -= usize::from(!has_estimate);
+            let flow = self.line.place_with(key, want.class);
+            Some(flow.map(|flow| self.last(flow, key)).unwrap_or_default())
+        };
+        wants.map(last).collect()
+    }
+
     /// Returns what the first of some refused requests is advised.
     fn advise(&mut self, class: usize, estimate: Estimate, callers: Refused) -> RetryDelay {
-        let Terms { now, .. } = self.terms;
+        let DealTerms { now, .. } = self.terms;
         let Estimate { delay, violated } = estimate;
         let (state, rules) = &self.states[violated.limiter];
         let rule = state.rules().get(violated.limit);
@@ -178,25 +200,43 @@ impl Estimates<'_, '_, '_> {
     }
 }
 
+/// Returns how many estimates one call makes, and for how many more wants it tells what the last request waits for.
+fn budgets(terms: DealTerms, line: &Line) -> (usize, usize) {
+    let looks = LOOKS_MAX / line.flows.len().max(1);
+    if terms.tells_waits {
+        (looks.clamp(ESTIMATES_LEAST, ESTIMATES_MAX), looks.max(LASTS_LEAST))
+    } else {
+        (0, 0)
+    }
+}
+
+/// The requests that a call tells a line of, with the new ones among them.
+pub(in crate::limiter::arithmetic) struct Newcomers<'a> {
+    pub(in crate::limiter::arithmetic) asked: &'a LineCall,
+    /// The key of each want.
+    pub(in crate::limiter::arithmetic) keys: &'a [Key],
+    /// How many requests of each group of each want are new.
+    pub(in crate::limiter::arithmetic) counts: Vec<Vec<u64>>,
+    /// How many further requests may be refused like the first refused one that is spread.
+    pub(in crate::limiter::arithmetic) refusal_budget: u64,
+}
+
 /// Refuses the newcomers who would wait for too long, or beyond the places of their class. Returns the answer, and whether some
 /// newcomers were left for the next call. `next` is when the line finds room next, if it was looked for.
-pub(in crate::limiter::arithmetic) fn settle_new(
-    terms: Terms,
+pub(in crate::limiter::arithmetic) fn refuse_newcomers(
+    terms: DealTerms,
     states: States<'_, '_>,
     line: &mut Line,
-    call: &Call,
-    asked: &LineCall,
-    (keys, new): (&[Key], Vec<Vec<u64>>),
+    newcomers: Newcomers<'_>,
     next: Option<Next>,
 ) -> (LineAnswer, bool) {
+    let Newcomers { asked, keys, counts, refusal_budget: mut budget } = newcomers;
     let (mut answer, mut is_cut) = (LineAnswer::default(), false);
-    let mut places = asked.places;
-    let (mut refused, mut budget) = ([0; CLASSES_MAX], call.refusal_budget);
-    let looked_at = LOOKS_MAX / line.flows.len().max(1);
-    let left = if terms.tells_waits { looked_at.clamp(ESTIMATES_LEAST, ESTIMATES_MAX) } else { 0 };
+    let (mut places, mut refused) = (asked.places, [0; CLASSES_MAX]);
+    let (left, lasts_left) = budgets(terms, line);
     let mut estimates = Estimates { terms, states, line, next, expected: &asked.expected, left };
     let mut has_estimate = vec![false; keys.len()];
-    for (want, (key, new)) in keys.iter().zip(new).enumerate() {
+    for (want, (key, new)) in keys.iter().zip(counts).enumerate() {
         let class = asked.wants[want].class;
         let all: u64 = new.iter().sum();
         let mut waits = all.min(estimates.line.tickets(key, class));
@@ -242,15 +282,6 @@ pub(in crate::limiter::arithmetic) fn settle_new(
             answer.not_taken.push(NotTaken { want, group, count, outcome });
         }
     }
-    let mut lasts_left = if terms.tells_waits { looked_at.max(LASTS_LEAST) } else { 0 };
-    let lasts = keys.iter().zip(&asked.wants).zip(has_estimate).map(|((key, want), has_new)| {
-        if !has_new && lasts_left == 0 {
-            return None;
-        }
-        lasts_left -= usize::from(!has_new);
-        let flow = estimates.line.place_with(key, want.class);
-        Some(flow.map(|flow| estimates.last(flow, key)).unwrap_or_default())
-    });
-    answer.lasts = lasts.collect();
+    answer.lasts = estimates.lasts(keys, &asked.wants, &has_estimate, lasts_left);
     (answer, is_cut)
 }

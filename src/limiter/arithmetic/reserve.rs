@@ -11,7 +11,7 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::moving::{join, place_void};
 use crate::limiter::arithmetic::queue_order::{QueueOrder, Refused};
 use crate::limiter::arithmetic::reschedule::Cursor;
-use crate::limiter::arithmetic::room::{States, seen};
+use crate::limiter::arithmetic::room::{States, searches_from, seen};
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::search::{Earliest, Search, earliest_of};
 use crate::limiter::arithmetic::state::LimiterState;
@@ -441,8 +441,4 @@ fn violated(searches: &[Search<'_>], found: &Earliest, cost: u64) -> Violated {
 
 fn violated_rule<'a>(searches: &'a [Search<'_>], violated: Violated) -> Option<&'a Rule> {
     searches.get(violated.limiter).and_then(|search| search.rules().get(violated.limit))
-}
-
-fn searches_from<'a>(states: States<'a, '_>, from: Micros) -> Vec<Search<'a>> {
-    states.iter_mut().map(|(state, _)| state.search(from)).collect()
 }

@@ -20,7 +20,7 @@ const GRACE_MIN: Micros = Micros::from_millis(100);
 
 /// The part of a call's terms that does not change while it is carried out.
 #[derive(Clone, Copy)]
-pub(in crate::limiter::arithmetic) struct Terms {
+pub(in crate::limiter::arithmetic) struct DealTerms {
     pub(in crate::limiter::arithmetic) now: Micros,
     pub(in crate::limiter::arithmetic) lease: Micros,
     pub(in crate::limiter::arithmetic) replica: u64,
@@ -33,7 +33,7 @@ pub(in crate::limiter::arithmetic) struct Terms {
     pub(in crate::limiter::arithmetic) tells_waits: bool,
 }
 
-impl Terms {
+impl DealTerms {
     pub(in crate::limiter::arithmetic) fn until(self) -> Micros {
         self.now + self.ahead
     }
@@ -91,7 +91,7 @@ pub(in crate::limiter::arithmetic) struct Room {
 }
 
 /// Moves the searches of the limiters that a request needs to the earliest instant at which all have room.
-pub(in crate::limiter::arithmetic) fn earliest(searches: &mut [Search<'_>], costs: &[u64]) -> Room {
+pub(in crate::limiter::arithmetic) fn earliest_for_costs(searches: &mut [Search<'_>], costs: &[u64]) -> Room {
     let mut violated = Violated::default();
     let needed = || costs.iter().enumerate().filter(|(_, cost)| **cost > 0);
     let mut at = needed().map(|(index, _)| searches[index].at()).max().unwrap_or_default();
