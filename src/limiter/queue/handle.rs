@@ -14,13 +14,13 @@ use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Costs, Flow, Freed, LimiterName, OnStoreFailure, Refusal};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::expected_costs::ExpectedCosts;
-use crate::limiter::queue::inbox::{Arrival, Asker, Inbox, InboxSnapshot, Unsent};
+use crate::limiter::queue::inbox::{Caller, Inbox, InboxSnapshot, Unsent};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::permit::{OriginQueue, Permit, PermitReport, Returned};
 use crate::limiter::queue::prefetch::Batch;
 use crate::limiter::queue::quota_left::LastLeft;
 use crate::limiter::queue::refusal_cache::RefusalCache;
-use crate::limiter::queue::request::{Holder, RequestId};
+use crate::limiter::queue::request::{Arrival, Holder, RequestId};
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::queue::ticket::{Answered, Demand};
 use crate::limiter::queue::waiting::WaitingNow;
@@ -148,7 +148,7 @@ impl Queue {
     /// The refusal, if it is known without asking the store.
     pub(in crate::limiter) fn submit(&self, demand: Demand) -> Result<Option<Answered>, Refusal> {
         let (sender, entered) = oneshot::channel();
-        let is_in = self.push(demand, Asker::Request(sender))?;
+        let is_in = self.push(demand, Caller::Request(sender))?;
         Ok(is_in.then_some(entered))
     }
 
@@ -156,8 +156,8 @@ impl Queue {
     ///
     /// # Errors
     /// The refusal, if it is known without asking the store.
-    pub(in crate::limiter) fn push(&self, demand: Demand, asker: Asker) -> Result<bool, Refusal> {
-        let is_shadow = matches!(asker, Asker::Shadow);
+    pub(in crate::limiter) fn push(&self, demand: Demand, asker: Caller) -> Result<bool, Refusal> {
+        let is_shadow = matches!(asker, Caller::Shadow);
         let refused = |refusal, flow, costs: &Costs| {
             self.count_refused(&refusal, (flow, costs), is_shadow);
             Err(refusal)
@@ -288,7 +288,7 @@ impl Queue {
     /// Takes the events since the last look, and puts the arrivals into the empty `arrivals`. The worker has `pending` others.
     pub(in crate::limiter) fn take_events(
         &self,
-        arrivals: &mut VecDeque<Arrival>,
+        arrivals: &mut VecDeque<Arrival<Caller>>,
         pending: usize,
         now: Moment,
     ) -> InboxSnapshot {
@@ -311,7 +311,7 @@ impl Queue {
     }
 
     /// Ends the queue, and takes out all arrivals and returned permits.
-    pub(in crate::limiter) fn end(&self) -> (VecDeque<Arrival>, Vec<Returned>) {
+    pub(in crate::limiter) fn end(&self) -> (VecDeque<Arrival<Caller>>, Vec<Returned>) {
         self.inbox().end()
     }
 

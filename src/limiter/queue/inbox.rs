@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 use tokio::sync::oneshot;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Costs, Flow, Freed, Refusal};
+use crate::limiter::model::{Costs, Freed, Refusal};
 use crate::limiter::queue::pause::{Paused, in_pause};
 use crate::limiter::queue::permit::Returned;
 use crate::limiter::queue::prefetch::{Prefetch, PrefetchSnapshot};
 use crate::limiter::queue::refusal_cache::{KEPT_FOR, RefusalCache};
-use crate::limiter::queue::request::RequestId;
+use crate::limiter::queue::request::{Arrival, RequestId};
 use crate::limiter::queue::ticket::Entered;
 use crate::limiter::queue::upstream_report::PendingReport;
 
@@ -30,18 +30,8 @@ const ASKED_MAX: u64 = 100;
 /// The most requests that are refused from the cache before the store is asked again.
 const BUDGET_MAX: u64 = 10_000;
 
-/// A request on its way to the worker.
-pub(in crate::limiter) struct Arrival {
-    pub(in crate::limiter) costs: Costs,
-    pub(in crate::limiter) arrived: Moment,
-    pub(in crate::limiter) deadline: Moment,
-    pub(in crate::limiter) asker: Asker,
-    /// The caller, where callers share the quota.
-    pub(in crate::limiter) flow: Flow,
-}
-
 /// The receiver of the answer to an arrival.
-pub(in crate::limiter) enum Asker {
+pub(in crate::limiter) enum Caller {
     /// A request.
     Request(oneshot::Sender<Result<Entered, Refusal>>),
     /// Nobody: a limiter that only counts is charged.
@@ -66,7 +56,7 @@ pub(in crate::limiter) struct Inbox {
     phase: Phase,
     /// The number of guards that keep the queue from ending.
     holders: u32,
-    arrivals: VecDeque<Arrival>,
+    arrivals: VecDeque<Arrival<Caller>>,
     /// The number of arrivals at the worker that no call has taken yet.
     pending: usize,
     pub(in crate::limiter) events: InboxEvents,
@@ -140,7 +130,7 @@ pub(in crate::limiter) enum Unsent {
 
 impl Inbox {
     /// Refuses a request from the cache; `None` where the store must be asked.
-    pub(in crate::limiter) fn refuse(&mut self, arrival: &Arrival) -> Option<Refusal> {
+    pub(in crate::limiter) fn refuse(&mut self, arrival: &Arrival<Caller>) -> Option<Refusal> {
         let Arrival { ref costs, deadline, arrived: now, .. } = *arrival;
         let cache = self.refusal_cache.as_mut()?;
         let refusal = cache.refuse(costs.largest(), deadline, now)?;
@@ -167,7 +157,7 @@ impl Inbox {
         if lately > ASKED_MAX { lately.min(BUDGET_MAX) } else { 0 }
     }
 
-    pub(in crate::limiter) fn push(&mut self, arrival: Arrival) -> Result<(), Unsent> {
+    pub(in crate::limiter) fn push(&mut self, arrival: Arrival<Caller>) -> Result<(), Unsent> {
         if self.has_ended() {
             return Err(Unsent::Ended);
         }
@@ -208,7 +198,7 @@ impl Inbox {
     /// Takes all events, and puts the arrivals into the empty `arrivals`. The worker has `pending` others.
     pub(in crate::limiter) fn take_events(
         &mut self,
-        arrivals: &mut VecDeque<Arrival>,
+        arrivals: &mut VecDeque<Arrival<Caller>>,
         pending: usize,
         now: Moment,
     ) -> InboxSnapshot {
@@ -240,7 +230,7 @@ impl Inbox {
     }
 
     /// Ends the queue, and takes out all arrivals and returned permits.
-    pub(in crate::limiter) fn end(&mut self) -> (VecDeque<Arrival>, Vec<Returned>) {
+    pub(in crate::limiter) fn end(&mut self) -> (VecDeque<Arrival<Caller>>, Vec<Returned>) {
         self.phase = Phase::Ended;
         (std::mem::take(&mut self.arrivals), std::mem::take(&mut self.events.returned))
     }

@@ -22,10 +22,11 @@ pub(in crate::limiter) enum Asker {
     Refused,
 }
 
-/// A request, or the charge of a limiter that only counts, that has arrived.
+/// A request, or the charge of a limiter that only counts, that has arrived. The core knows its asker by number; on its way to the worker
+/// it still has the channel to its caller.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::limiter) struct Arrival {
-    pub(in crate::limiter) asker: Asker,
+pub(in crate::limiter) struct Arrival<A = Asker> {
+    pub(in crate::limiter) asker: A,
     pub(in crate::limiter) costs: Costs,
     pub(in crate::limiter) arrived: Moment,
     /// The end of its wait.

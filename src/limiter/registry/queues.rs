@@ -18,7 +18,7 @@ use crate::limiter::model::{
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance, shrink};
 use crate::limiter::queue::guard::QueueGuard;
 use crate::limiter::queue::handle::Queue;
-use crate::limiter::queue::inbox::Asker;
+use crate::limiter::queue::inbox::Caller;
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::permit::OriginQueue;
 use crate::limiter::queue::shadow::ShadowQueues;
@@ -278,7 +278,7 @@ impl ShadowQueues for Queues {
         loop {
             match self.find(slice::from_ref(instance)) {
                 // A queue that has ended is looked for again; a refusal has been counted.
-                Ok(queue) if matches!(queue.push(demand.clone(), Asker::Shadow), Ok(false)) => {}
+                Ok(queue) if matches!(queue.push(demand.clone(), Caller::Shadow), Ok(false)) => {}
                 // weir is shutting down: it would not have been refused.
                 Ok(_) | Err(Refusal::Closed { .. }) => return,
                 Err(_) => {

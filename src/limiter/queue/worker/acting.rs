@@ -3,7 +3,7 @@
 use tokio::sync::oneshot;
 use tracing::{debug, info};
 
-use super::events::{Action, Back, Context, Event};
+use super::events::{Action, Context, Event, ReturnReason};
 use super::requests::Receiver;
 use super::state::Worker;
 use crate::limiter::model::{Costs, Flow, Refusal};
@@ -78,7 +78,7 @@ impl Worker {
             self.queue.count_cancelled(holder.flow, &costs);
         }
         let Some(receiver) = receiver.filter(|receiver| !receiver.has_left()) else {
-            return self.events.push(Event::Returned(slot, costs, Back::Unused(holder.flow)));
+            return self.events.push(Event::Returned(slot, costs, ReturnReason::Unused(holder.flow)));
         };
         let waited = match receiver {
             Receiver::Asking(_) => Duration::ZERO,

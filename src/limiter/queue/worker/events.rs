@@ -48,9 +48,9 @@ impl Context {
     }
 }
 
-/// A permit on its way back.
+/// The reason for which a permit comes back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::limiter) enum Back {
+pub(in crate::limiter) enum ReturnReason {
     /// A permit that was not used, of a request of this flow.
     Unused(Flow),
     /// A part of a used permit: its request has cost less.
@@ -77,10 +77,10 @@ pub(in crate::limiter) enum Event {
     /// A request has come.
     Arrived(Arrival),
     /// Requests that have a place in the queue ([`Action::Wait`]) have left. One without a place is not told of: its permit comes back as
-    /// [`Back::Unused`], or it leaves when it gets its place.
+    /// [`ReturnReason::Unused`], or it leaves when it gets its place.
     Left(Vec<RequestId>),
     /// A permit of this slot and these costs comes back.
-    Returned(Slot, Costs, Back),
+    Returned(Slot, Costs, ReturnReason),
     /// The store has carried out the call under way. Told after the link that the answer leads to.
     Answered {
         answer: Box<Answer>,

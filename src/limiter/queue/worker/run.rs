@@ -6,14 +6,14 @@ use std::sync::Arc;
 use futures_util::stream::StreamExt;
 use tokio::time::{Instant, sleep_until};
 
-use super::events::{Back, Context, Event};
+use super::events::{Context, Event, ReturnReason};
 use super::requests::{Receiver, Requests};
 use super::siblings::Siblings;
 use super::state::{Worker, limits};
 use super::store_calls::next_result;
 use crate::clock::{Micros, Moment};
 use crate::limiter::queue::handle::Queue;
-use crate::limiter::queue::inbox::{self, InboxSnapshot, Phase};
+use crate::limiter::queue::inbox::{Caller, InboxSnapshot, Phase};
 use crate::limiter::queue::permit::{Exchange, Returned};
 use crate::limiter::queue::request::{Arrival, Asker};
 use crate::limiter::recovery::session::Known;
@@ -88,7 +88,7 @@ impl Worker {
 
     /// Takes in everything that has come, and does what the core wants. Returns what surrounds the worker, and whether it has
     /// ended.
-    fn turn(&mut self, arrivals: &mut VecDeque<inbox::Arrival>) -> (Context, bool) {
+    fn turn(&mut self, arrivals: &mut VecDeque<Arrival<Caller>>) -> (Context, bool) {
         let now = self.session.moment();
         let known = self.session.advance(now);
         let inbox = self.queue.take_events(arrivals, self.core.pending(), now);
@@ -128,7 +128,7 @@ impl Worker {
     fn gather_events(
         &mut self,
         inbox: InboxSnapshot,
-        arrivals: &mut VecDeque<inbox::Arrival>,
+        arrivals: &mut VecDeque<Arrival<Caller>>,
         known: &Known,
         now: Moment,
     ) {
@@ -175,11 +175,11 @@ impl Worker {
 
 impl Requests {
     /// Takes in a request, and returns the event for the core.
-    fn arrived(&mut self, arrival: inbox::Arrival) -> Event {
-        let inbox::Arrival { costs, arrived, deadline, asker, flow } = arrival;
+    fn arrived(&mut self, arrival: Arrival<Caller>) -> Event {
+        let Arrival { costs, arrived, deadline, asker, flow } = arrival;
         let asker = match asker {
-            inbox::Asker::Request(entry) => Asker::Request(self.add(flow, Receiver::Asking(entry))),
-            inbox::Asker::Shadow => Asker::Shadow,
+            Caller::Request(entry) => Asker::Request(self.add(flow, Receiver::Asking(entry))),
+            Caller::Shadow => Asker::Shadow,
         };
         Event::Arrived(Arrival { asker, costs, arrived, deadline, flow })
     }
@@ -187,11 +187,15 @@ impl Requests {
     /// Takes in a permit that comes back, and returns the event for the core.
     fn returned(&mut self, returned: Returned) -> Event {
         match returned {
-            Returned::Unused { slot, costs, flow } => Event::Returned(slot, costs, Back::Unused(flow)),
-            Returned::Refund { slot, costs, flow } => Event::Returned(slot, costs, Back::Refund(flow)),
+            Returned::Unused { slot, costs, flow } => {
+                Event::Returned(slot, costs, ReturnReason::Unused(flow))
+            }
+            Returned::Refund { slot, costs, flow } => {
+                Event::Returned(slot, costs, ReturnReason::Refund(flow))
+            }
             Returned::Exchanged(Exchange { slot, costs, holder, why, turn }) => {
                 let request = self.add(holder.flow, Receiver::Waiting { approach: None, turn });
-                Event::Returned(slot, costs, Back::Exchanged(request, holder, why))
+                Event::Returned(slot, costs, ReturnReason::Exchanged(request, holder, why))
             }
         }
     }

@@ -41,7 +41,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::common::{IDLE, Pause, Stay, is_usable, outage_of};
-use super::events::{Action, Back, Context, Event};
+use super::events::{Action, Context, Event, ReturnReason};
 use super::limits::Limits;
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Costs, Freed, Generations, Holding, Permits, UNKNOWN_GENERATION};
@@ -255,7 +255,7 @@ impl BookedCore {
     ) {
         let mut came_back = 0;
         for event in events {
-            came_back += usize::from(matches!(event, Event::Returned(_, _, Back::Exchanged(..))));
+            came_back += usize::from(matches!(event, Event::Returned(_, _, ReturnReason::Exchanged(..))));
             self.take(event, context, out);
         }
         self.pause.now.take_if(|paused| paused.until <= context.now);
@@ -279,7 +279,7 @@ impl BookedCore {
         match event {
             Event::Arrived(arrival) => self.arrive(arrival, context.now, out),
             Event::Left(left) => self.remove(&left, out),
-            Event::Returned(slot, costs, back) => self.came_back(slot, &costs, back, context, out),
+            Event::Returned(slot, costs, reason) => self.came_back(slot, &costs, reason, context, out),
             Event::Answered { answer, refusal_budget, sent } => {
                 self.answered(&answer, (refusal_budget, sent), context, out);
             }
@@ -428,14 +428,21 @@ impl BookedCore {
     }
 
     /// Takes a permit back. A slot of which each limiter has another number of permits cannot be given back here: it counts as used.
-    fn came_back(&mut self, slot: Slot, costs: &Costs, back: Back, context: &Context, out: &mut Vec<Action>) {
-        match (costs.same(), back) {
-            (Some(cost), back) => self.take_back(slot, cost, back, context, out),
-            (None, Back::Exchanged(request, holder, _)) => {
-                let back = Back::Exchanged(request, holder, Unusable::SetAside);
-                self.take_back(slot, self.scalar(costs), back, context, out);
+    fn came_back(
+        &mut self,
+        slot: Slot,
+        costs: &Costs,
+        reason: ReturnReason,
+        context: &Context,
+        out: &mut Vec<Action>,
+    ) {
+        match (costs.same(), reason) {
+            (Some(cost), reason) => self.take_back(slot, cost, reason, context, out),
+            (None, ReturnReason::Exchanged(request, holder, _)) => {
+                let reason = ReturnReason::Exchanged(request, holder, Unusable::SetAside);
+                self.take_back(slot, self.scalar(costs), reason, context, out);
             }
-            (None, Back::Unused(_) | Back::Refund(_)) => {}
+            (None, ReturnReason::Unused(_) | ReturnReason::Refund(_)) => {}
         }
     }
 

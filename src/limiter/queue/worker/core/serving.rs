@@ -8,7 +8,7 @@ use crate::limiter::queue::slot::Slot;
 use crate::limiter::queue::worker::common::{is_current, waiter_again};
 
 use super::BookedCore;
-use crate::limiter::queue::worker::events::{Action, Back, Context};
+use crate::limiter::queue::worker::events::{Action, Context, ReturnReason};
 
 impl BookedCore {
     /// Takes a permit back. A good one goes to the next request of its cost, another one to the store.
@@ -16,22 +16,22 @@ impl BookedCore {
         &mut self,
         slot: Slot,
         cost: Permits,
-        back: Back,
+        reason: ReturnReason,
         context: &Context,
         out: &mut Vec<Action>,
     ) {
         let now = context.now;
-        match back {
-            Back::Exchanged(request, _, why) if self.stay.is_closing() => {
+        match reason {
+            ReturnReason::Exchanged(request, _, why) if self.stay.is_closing() => {
                 if why != Unusable::SetAside {
                     self.give_back(slot, cost, out);
                 }
                 out.push(Action::Refuse(Asker::Request(request), cost.into(), self.limits.closed()));
             }
-            Back::Exchanged(request, holder, why) => {
+            ReturnReason::Exchanged(request, holder, why) => {
                 self.rejoin(slot, cost, (request, holder, why), now, out);
             }
-            Back::Unused(_) => {
+            ReturnReason::Unused(_) => {
                 let is_late = slot.is_late(&context.clock_of(slot.source), now, self.limits.guard);
                 let is_good = !is_late && self.is_usable(&slot, now) && !self.pause.holds(slot.due);
                 match self.cost_queues.get_mut(&cost) {
@@ -39,7 +39,7 @@ impl BookedCore {
                     _ => self.give_back(slot, cost, out),
                 }
             }
-            Back::Refund(_) => self.give_back(slot, cost, out),
+            ReturnReason::Refund(_) => self.give_back(slot, cost, out),
         }
     }
 

@@ -21,7 +21,7 @@ use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId, Unusable};
 use crate::limiter::queue::slot::{Slot, Source};
-use crate::limiter::queue::worker::events::{Action, Back, Context, Event, LocalAnswer};
+use crate::limiter::queue::worker::events::{Action, Context, Event, LocalAnswer, ReturnReason};
 use crate::limiter::queue::worker::limits::Limits;
 use crate::limiter::recovery::link::{Link, Terms};
 use crate::limiter::store::clock::StoreClock;
@@ -355,13 +355,13 @@ impl World {
             21..=30 if !self.granted.is_empty() => {
                 let (slot, cost, holder) = self.granted.swap_remove(0);
                 let request = self.request();
-                let backs = [
-                    Back::Unused(holder.flow),
-                    Back::Refund(holder.flow),
-                    Back::Exchanged(request, holder, Unusable::Late),
+                let reasons = [
+                    ReturnReason::Unused(holder.flow),
+                    ReturnReason::Refund(holder.flow),
+                    ReturnReason::Exchanged(request, holder, Unusable::Late),
                 ];
-                let back = backs[usize::try_from(self.draw(3)).unwrap()];
-                events.push(Event::Returned(slot, cost.into(), back));
+                let reason = reasons[usize::try_from(self.draw(3)).unwrap()];
+                events.push(Event::Returned(slot, cost.into(), reason));
             }
             _ => {}
         }

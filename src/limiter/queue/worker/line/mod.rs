@@ -279,7 +279,7 @@ impl LineCore {
         match event {
             Event::Arrived(arrival) => self.arrive(arrival, now, out),
             Event::Left(left) => self.remove(&left, now, out),
-            Event::Returned(slot, costs, back) => self.take_back(slot, costs, back, context, out),
+            Event::Returned(slot, costs, reason) => self.take_back(slot, costs, reason, context, out),
             Event::Answered { answer, sent, .. } => self.answered(&answer, sent, context, out),
             Event::PutBack { is_unsent } => self.put_back_call(is_unsent, now),
             Event::Failed { is_unsent } => self.failed(is_unsent, now),

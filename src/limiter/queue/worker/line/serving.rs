@@ -8,7 +8,7 @@ use crate::limiter::queue::cost_queue::{CostQueue, REFUSAL_MARGIN, Waiter};
 use crate::limiter::queue::request::{Asker, Holder, LATE_MAX, RequestId, Unusable};
 use crate::limiter::queue::slot::Slot;
 use crate::limiter::queue::worker::common::{is_current, waiter_again};
-use crate::limiter::queue::worker::events::{Action, Back, Context};
+use crate::limiter::queue::worker::events::{Action, Context, ReturnReason};
 
 use super::{FlowQueue, FlowQueueKey, LineCore};
 
@@ -18,13 +18,13 @@ impl LineCore {
         &mut self,
         slot: Slot,
         costs: Costs,
-        back: Back,
+        reason: ReturnReason,
         context: &Context,
         out: &mut Vec<Action>,
     ) {
         let now = context.now;
-        match back {
-            Back::Unused(flow) => {
+        match reason {
+            ReturnReason::Unused(flow) => {
                 let key = FlowQueueKey { flow, costs };
                 let is_late = slot.is_late(&context.clock_of(slot.source), now, self.limits.guard);
                 let is_good = !is_late && self.is_usable(&slot, now) && !self.pause.holds(slot.due);
@@ -36,8 +36,8 @@ impl LineCore {
                     _ => self.give_back(slot, &key, out),
                 }
             }
-            Back::Refund(flow) => self.give_back(slot, &FlowQueueKey { flow, costs }, out),
-            Back::Exchanged(request, holder, why) => {
+            ReturnReason::Refund(flow) => self.give_back(slot, &FlowQueueKey { flow, costs }, out),
+            ReturnReason::Exchanged(request, holder, why) => {
                 self.rejoin(slot, costs, (request, holder, why), now, out);
             }
         }

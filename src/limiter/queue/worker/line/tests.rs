@@ -18,7 +18,7 @@ use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::request::{Arrival, Asker, RequestId, Unusable};
 use crate::limiter::queue::shared_quota::SharedQuota;
 use crate::limiter::queue::slot::Source;
-use crate::limiter::queue::worker::events::{Action, Back, Context, Event, LocalAnswer};
+use crate::limiter::queue::worker::events::{Action, Context, Event, LocalAnswer, ReturnReason};
 use crate::limiter::queue::worker::limits::Limits;
 use crate::limiter::recovery::link::{Link, Terms};
 use crate::limiter::store::clock::StoreClock;
@@ -372,7 +372,7 @@ fn a_permit_that_comes_back_unused_serves_the_next_of_its_flow() {
     };
     assert_eq!(slot.source, Source::Store(0));
     core.on(after(2), vec![arrival(1, "etl", after(2))]);
-    let back = Event::Returned(*slot, cost.clone(), Back::Unused(flow("etl")));
+    let back = Event::Returned(*slot, cost.clone(), ReturnReason::Unused(flow("etl")));
     assert_eq!(granted(&core.on(after(3), vec![back])), [1]);
 }
 
@@ -416,8 +416,8 @@ fn a_request_that_lost_its_slot_waits_for_others_no_longer_than_a_slack_behind_i
     else {
         panic!("{actions:?}")
     };
-    let back = Back::Exchanged(*request, *holder, Unusable::Late);
-    core.on(after(31), vec![Event::Returned(*slot, costs.clone(), back)]);
+    let reason = ReturnReason::Exchanged(*request, *holder, Unusable::Late);
+    core.on(after(31), vec![Event::Returned(*slot, costs.clone(), reason)]);
     core.on(after(32), vec![answered(after(32), 2, &[], Some(after(5000)))]);
     // The time for its connection does not count.
     assert!(refused(&core.on(after(1030), Vec::new())).is_empty());

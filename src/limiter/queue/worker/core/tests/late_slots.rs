@@ -1,9 +1,9 @@
 //! A slot that comes too late, and its request.
 
 use super::{
-    Action, Back, BookedCore, Context, Driven, Event, Limits, Link, OnStoreFailure, Refusal, RequestId,
-    SECOND, START, Unusable, after, arrival, booked, booked_locally, context, is_booking, is_granted, limits,
-    locally_booked, refusal, shown,
+    Action, BookedCore, Context, Driven, Event, Limits, Link, OnStoreFailure, Refusal, RequestId,
+    ReturnReason, SECOND, START, Unusable, after, arrival, booked, booked_locally, context, is_booking,
+    is_granted, limits, locally_booked, refusal, shown,
 };
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Call, Flow, Permits};
@@ -83,9 +83,9 @@ fn a_request_whose_slot_came_too_late_waits_no_longer_for_the_store_than_any_oth
             panic!("{link:?}: {actions:?}")
         };
         // The store is asked for another slot, and does not answer.
-        let back = Back::Exchanged(*request, *holder, Unusable::Late);
+        let reason = ReturnReason::Exchanged(*request, *holder, Unusable::Late);
         let mut now = after(1010);
-        let mut actions = core.on(now, vec![Event::Returned(*slot, cost.clone(), back)]);
+        let mut actions = core.on(now, vec![Event::Returned(*slot, cost.clone(), reason)]);
         while refusal(&actions).is_none() {
             assert!(now < after(2000), "{link:?}: nobody is refused");
             now = core.wakes_at(now).max(now + Micros::ONE);
@@ -125,8 +125,8 @@ fn a_request_whose_slots_come_too_late_falls_back_by_one_slack_alone() {
     // Its connection takes 30 ms, and the next slot lies 75 ms behind its wait and that.
     core.on(after(1080), Vec::new());
     core.on(after(1081), vec![Event::Failed { is_unsent: false }]);
-    let back = Back::Exchanged(*request, *holder, Unusable::Late);
-    let actions = core.on(after(1090), vec![Event::Returned(*slot, cost.clone(), back)]);
+    let reason = ReturnReason::Exchanged(*request, *holder, Unusable::Late);
+    let actions = core.on(after(1090), vec![Event::Returned(*slot, cost.clone(), reason)]);
     assert_eq!(locally_booked(&actions), Some(2), "{actions:?}");
     let slots = [1104, 4000].map(|at| shown(after(at)));
     let mut other = Driven(core.0.clone());
@@ -150,8 +150,8 @@ fn a_request_that_comes_back_displaces_the_last_that_came() {
     // The first one finds its slot too late.
     let holder = Holder { arrived: START, deadline: after(5000), late: 1, flow: Flow::default() };
     let slot = Slot { at: shown(START), due: START, source: Source::Store(0) };
-    let back = Back::Exchanged(RequestId(0), holder, Unusable::Late);
-    let actions = core.on(after(50), vec![Event::Returned(slot, Permits::ONE.into(), back)]);
+    let reason = ReturnReason::Exchanged(RequestId(0), holder, Unusable::Late);
+    let actions = core.on(after(50), vec![Event::Returned(slot, Permits::ONE.into(), reason)]);
     let full = actions.iter().find_map(|action| match action {
         Action::Refuse(Asker::Request(request), _, Refusal::QueueFull { .. }) => Some(*request),
         _ => None,
@@ -220,8 +220,8 @@ fn no_slot_is_booked_where_the_request_of_a_late_one_would_be_refused_for_it() {
     // On a busy machine the call is carried out 60 ms after the request has come, and its head is written 60 ms after its slot.
     let holder = Holder { arrived: START, deadline: START, late: 0, flow: Flow::default() };
     let slot = Slot { at: shown(after(60)), due: after(60), source: Source::Store(0) };
-    let back = Back::Exchanged(RequestId(0), holder, Unusable::Late);
-    let actions = on(after(120), vec![Event::Returned(slot, Permits::ONE.into(), back)]);
+    let reason = ReturnReason::Exchanged(RequestId(0), holder, Unusable::Late);
+    let actions = on(after(120), vec![Event::Returned(slot, Permits::ONE.into(), reason)]);
     let Some(Call { lead, runs, .. }) = call_of(&actions) else { panic!("{actions:?}") };
     assert!(*lead <= runs[0].wait_max, "{actions:?}");
     assert!(runs[0].wait_max <= Micros::from_millis(15), "it has used 60 of the 75 ms: {actions:?}");
