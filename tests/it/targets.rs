@@ -58,8 +58,13 @@ async fn a_target_is_a_path_or_the_authority_of_its_host() {
         ("GET http://KNOWN.example/x HTTP/1.1", "known.EXAMPLE", 200),
         ("GET http://known.example./x HTTP/1.1", "known.example.", 200),
         ("GET http://other.example/x HTTP/1.1", "other.example", 404),
-        ("GET http://known.example/x HTTP/1.1", "other.example", 400),
-        ("GET http://other.example/x HTTP/1.1", "known.example", 400),
+        // The target is what counts (RFC 9112, 3.2.2).
+        ("GET http://known.example/x HTTP/1.1", "other.example", 200),
+        ("GET http://known.example:80/x HTTP/1.1", "known.example", 200),
+        ("GET http://known.example/x HTTP/1.1", "known.example:80", 200),
+        ("GET http://other.example/x HTTP/1.1", "known.example", 404),
+        ("GET http://known.example/x HTTP/1.1", "user@known.example", 400),
+        ("GET http://known.example/x HTTP/1.1", "known.example\r\nHost: known.example", 400),
         ("GET http://user@known.example/x HTTP/1.1", "known.example", 400),
         ("GET @known.example/x HTTP/1.1", "known.example", 400),
         ("GET x HTTP/1.1", "known.example", 400),
@@ -83,6 +88,38 @@ async fn a_target_is_a_path_or_the_authority_of_its_host() {
     assert_eq!(ask(&weir, &there, &format!("Host: {}\r\n", other.address())).await.0, 404);
     assert_eq!(other.count(), 0);
     assert!(upstream.targets().iter().all(|target| target == "/x"), "{:?}", upstream.targets());
+}
+
+/// Routes, keys and the upstream have the authority of the target, whatever `Host` says beside it.
+#[tokio::test]
+async fn an_absolute_target_has_one_authority() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let url = upstream.url();
+    let config = format!(
+        "limiters: {{by_host: {{limits: [1/1h], key: [host]}}, by_header: {{limits: [1/1h], key: ['header:host']}}}}\nroutes:\n  \
+         - {{name: kept, match: {{host: kept.example}}, upstream: \"{url}\", preserve_host: true, forwarded_headers: true}}\n  \
+         - {{name: a, match: {{path: /a}}, upstream: \"{url}\", limiter: by_host}}\n  \
+         - {{name: b, match: {{path: /b, headers: {{host: tight.example}}}}, upstream: \"{url}\", limiter: by_header}}\n"
+    );
+    let weir = Weir::start(&config).await;
+    let get = async |target: &str, host: &str| {
+        ask(&weir, &format!("GET {target} HTTP/1.1"), &format!("Host: {host}\r\n")).await.0
+    };
+    assert_eq!(get("http://kept.example:8080/x", "other.example").await, 200);
+    let seen = upstream.seen();
+    for name in ["host", "x-forwarded-host"] {
+        assert_eq!(seen[0].headers[name], "kept.example:8080", "{name}");
+    }
+    for path in ["/a", "/b"] {
+        let target = format!("http://tight.example{path}");
+        assert_eq!(get(&target, "tight.example").await, 200, "{path}");
+        for host in ["free.example", "TIGHT.example", "tight.example:80"] {
+            assert_eq!(get(&target, host).await, 429, "{path} {host}");
+        }
+    }
+    assert_eq!(get("http://free.example/a", "tight.example").await, 200);
+    assert_eq!(get("http://free.example/b", "tight.example").await, 404);
 }
 
 /// The limiters of `/a` and of the host have no permit left; beside them is a route without a limiter.

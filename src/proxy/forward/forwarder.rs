@@ -52,9 +52,10 @@ pub(crate) fn handle(
     table: &Arc<Table>,
     trace: Option<Box<Trace>>,
     client: Arc<Client>,
-    request: Request<ClientBody>,
+    mut request: Request<ClientBody>,
 ) -> impl Future<Output = Result<Response<ResponseBody>, Infallible>> + Send + Unpin + 'static + use<> {
     let arrived = Instant::now();
+    request_head::unify_host(&mut request);
     let mut record = Box::new(Record::begin(table, trace, &client, &request, arrived));
     let flags = HeaderFlags::of(request.headers());
     let origin = Origin {

@@ -1,12 +1,12 @@
 //! Reads the head of a client's request: what must not be forwarded, the authority, and what the request asks weir for.
 //!
-//! Changes no header, and knows nothing of routes and sockets.
+//! Changes no header but `Host`, and knows nothing of routes and sockets.
 
 use std::borrow::Cow;
 use std::fmt::Display;
 
 use http::header::{ACCEPT, CONNECTION, CONTENT_TYPE, EXPECT, HOST, UPGRADE, VIA};
-use http::uri::Authority;
+use http::uri::{Authority, Scheme};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 
 use super::body_facts::Body;
@@ -59,7 +59,27 @@ fn has_passed(headers: &HeaderMap) -> bool {
     names.any(|name| name.eq_ignore_ascii_case(PSEUDONYM))
 }
 
-/// Returns the authority of a request: of its target if that has one (RFC 9112, 3.2.2), else of `Host`.
+/// Replaces `Host` by the authority of the target, if that has one (RFC 9112, 3.2.2).
+///
+/// It comes before all else, so that routes, keys and the upstream have one authority, whichever of the two they read. What is no valid
+/// host stays, and [`authority`] refuses it; so does another host over HTTP/2, where nobody may send one (RFC 9113, 8.3.1).
+pub(crate) fn unify_host<B>(request: &mut Request<B>) {
+    let Some(target) = request.uri().authority().filter(|target| names_a_host(target)) else { return };
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let (Some(host), None) = (hosts.next(), hosts.next()) else { return };
+    if host == target.as_str() {
+        return;
+    }
+    let Some(host) = Authority::try_from(host.as_bytes()).ok().filter(names_a_host) else { return };
+    let may_differ = request.version() < Version::HTTP_2;
+    if (may_differ || is_same(target, &host, request.uri().scheme()))
+        && let Ok(target) = HeaderValue::from_str(target.as_str())
+    {
+        request.headers_mut().insert(HOST, target);
+    }
+}
+
+/// Returns the authority of a request: of its target if that has one, else of `Host`.
 ///
 /// `None` occurs only in HTTP/1.0, where both may be absent.
 pub(crate) fn authority<B>(request: &Request<B>) -> Result<Option<Authority>, ProxyError> {
@@ -81,12 +101,23 @@ pub(crate) fn authority<B>(request: &Request<B>) -> Result<Option<Authority>, Pr
         (None, None, Version::HTTP_10) => Ok(None),
         (None, None, _) => Err(ProxyError::BadRequest("the host is missing")),
         (Some(_), None, Version::HTTP_11) => Err(ProxyError::BadRequest("the host is missing")),
-        (Some(target), Some(host), _) if *target != host => {
+        (Some(target), Some(host), _) if !is_same(target, &host, request.uri().scheme()) => {
             Err(ProxyError::BadRequest("two different hosts"))
         }
         (Some(target), _, _) => Ok(Some(target.clone())),
         (None, host, _) => Ok(host),
     }
+}
+
+/// Returns whether two authorities are one; a port that is not there is that of the scheme.
+fn is_same(one: &Authority, other: &Authority, scheme: Option<&Scheme>) -> bool {
+    let default = if scheme == Some(&Scheme::HTTPS) { 443 } else { 80 };
+    let parts = |authority| {
+        let (host, port) = host_and_rest(authority);
+        (host, port.strip_prefix(':').and_then(|port| port.parse().ok()).unwrap_or(default))
+    };
+    let ((host, port), (other_host, other_port)) = (parts(one), parts(other));
+    host.eq_ignore_ascii_case(other_host) && port == other_port
 }
 
 /// Returns whether an authority is one host with an optional valid port, and has no user.
@@ -229,9 +260,65 @@ fn is_weight_zero(parameter: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use http::header::HOST;
     use http::uri::Authority;
+    use http::{Request, Version};
 
-    use super::{names_a_host, normalize_host};
+    use super::{authority, names_a_host, normalize_host, unify_host};
+
+    /// Returns the authority of a request and the `Host` that is left of it; `None` if it is refused.
+    fn unified(version: Version, target: &str, hosts: &[&str]) -> Option<(String, String)> {
+        let mut request = Request::builder().version(version).uri(target);
+        for host in hosts {
+            request = request.header(HOST, *host);
+        }
+        let mut request = request.body(()).unwrap();
+        unify_host(&mut request);
+        let authority = authority(&request).ok()?.unwrap().to_string();
+        Some((authority, request.headers().get(HOST).map_or("", |host| host.to_str().unwrap()).to_owned()))
+    }
+
+    #[test]
+    fn over_http1_the_authority_of_the_target_is_the_host() {
+        for (target, hosts, expected) in [
+            ("/x", &["a:1"][..], Some("a:1")),
+            ("http://a/x", &["a"], Some("a")),
+            ("http://a:80/x", &["a"], Some("a:80")),
+            ("http://a/x", &["A:80"], Some("a")),
+            ("http://a/x", &["b"], Some("a")),
+            ("http://a:8080/x", &["127.0.0.1:9"], Some("a:8080")),
+            ("http://a/x", &["a", "a"], None),
+            ("http://a/x", &["a", "b"], None),
+            ("http://a/x", &["u@a"], None),
+            ("http://a/x", &[""], None),
+            ("http://a/x", &[], None),
+            ("http://u@a/x", &["a"], None),
+            ("http://a:99999/x", &["a"], None),
+        ] {
+            let expected = expected.map(|host| (host.to_owned(), host.to_owned()));
+            assert_eq!(unified(Version::HTTP_11, target, hosts), expected, "{target} {hosts:?}");
+        }
+    }
+
+    #[test]
+    fn over_http2_a_host_is_that_of_the_target() {
+        for (target, host, is_one) in [
+            ("http://a/x", "a", true),
+            ("http://a:80/x", "A", true),
+            ("https://a/x", "a:443", true),
+            ("https://a:/x", "a", true),
+            ("https://a/x", "a:80", false),
+            ("http://a/x", "a:443", false),
+            ("http://a/x", "a:8080", false),
+            ("http://a/x", "a.", false),
+            ("http://a/x", "b", false),
+            ("http://[::1]:80/x", "[::1]", true),
+        ] {
+            let authority = target.split('/').nth(2).unwrap().to_owned();
+            let expected = is_one.then(|| (authority.clone(), authority));
+            assert_eq!(unified(Version::HTTP_2, target, &[host]), expected, "{target} {host}");
+        }
+    }
 
     #[test]
     fn an_authority_is_a_host_and_perhaps_a_port() {
