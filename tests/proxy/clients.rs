@@ -89,6 +89,24 @@ async fn clients_that_are_silent_or_send_too_large_heads_are_closed() {
 }
 
 #[tokio::test]
+async fn a_head_of_two_hundred_lines_passes() {
+    let up = upstream(mirror).await;
+    let mut rule = rule("/", &up);
+    // The upstream itself takes no more than a hundred over HTTP/1.
+    rule.upstream.http2 = Http2::PriorKnowledge;
+    let weir = weir(vec![rule]).await;
+    // Beside Host and Connection.
+    for (lines, status) in [(98, 200), (99, 200), (198, 200), (199, 431), (400, 431)] {
+        let many: String = (0..lines).map(|line| format!("X-{line}: v\r\n")).collect();
+        let head = format!("GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n{many}\r\n");
+        let answer = call(weir.address, &head).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{lines}: {answer}");
+        let all = (0..lines).all(|line| answer.contains(&format!("x-{line}: v")));
+        assert!(status == 431 || all, "{lines}: {answer}");
+    }
+}
+
+#[tokio::test]
 async fn connections_beyond_the_maximum_wait() {
     let up = upstream(mirror).await;
     let weir = Weir::start(vec![rule("/", &up)], |server| server.max_connections = 1).await;

@@ -109,7 +109,8 @@ pub(crate) struct Server {
     /// closed. Default `60s`.
     #[schemars(extend("examples" = ["20s"]))]
     pub(crate) write_timeout: Option<Text<Duration>>,
-    /// The most bytes of a request's headers, 8KiB to 1MiB. Default `64KiB`.
+    /// The most bytes of a request's headers, 8KiB to 1MiB. Over HTTP/1 there may be 200 lines of them, whatever their size. A larger head gets
+    /// a 431 without a body. Default `64KiB`.
     #[schemars(extend("examples" = ["128KiB"]))]
     pub(crate) max_header_bytes: Option<Text<Size>>,
     /// The memory for what is read ahead of requests that wait, of all connections together, 0B to 64GiB. Within it a client that
