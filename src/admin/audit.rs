@@ -8,7 +8,8 @@ use http::StatusCode;
 use http::request::Parts;
 
 use super::access::Right;
-use super::limiters;
+use super::named_partition;
+use crate::config::model::Config;
 use crate::limiter::model::limit::LimiterName;
 
 /// The address that a request came from, among the request's extensions.
@@ -17,10 +18,10 @@ pub(super) struct PeerAddress(pub(super) IpAddr);
 
 /// Writes the line of an action: `reload`, or an action on the limiter of this name. `right` is that of the caller, if any.
 pub(super) fn log(
+    config: &Config,
     request: &Parts,
     right: Option<Right>,
-    act: &str,
-    limiter: Option<&str>,
+    (act, limiter): (&str, Option<&str>),
     status: StatusCode,
 ) {
     let outcome = match status {
@@ -36,7 +37,8 @@ pub(super) fn log(
     };
     let address = request.extensions.get::<PeerAddress>().map(|peer| tracing::field::display(peer.0));
     let limiter = limiter.and_then(LimiterName::parse);
-    let partition = request.uri.query().and_then(limiters::partition_of).map(tracing::field::display);
+    let partition = named_partition::logged(config, limiter.as_ref(), request.uri.query());
+    let partition = partition.map(tracing::field::display);
     tracing::info!(
         act,
         outcome,

@@ -10,10 +10,11 @@ use http_body_util::{BodyExt, Limited};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::timeout;
-use url::form_urlencoded;
 
+use super::named_partition::{self, NamedPartition};
 use super::partitions;
 use super::response::{self, Response};
+use crate::config::model::Config;
 use crate::config::units;
 use crate::limiter::model::limit::{LimiterName, OnStoreFailure};
 use crate::limiter::model::pause::{PAUSE_MAX, Reason};
@@ -88,18 +89,28 @@ fn rounded(number: f64) -> f64 {
     (number * 100.0).round() / 100.0
 }
 
-/// Answers with one limiter, or one of its partitions: `partition=VALUE`, once for each part of the key.
-pub(super) async fn one(limiters: &Limiters, fleet: &Fleet, name: &str, query: Option<&str>) -> Response {
-    match choose(limiters, name, query) {
+/// A limiter or one of its partitions, as a path and a query name it.
+pub(super) struct LimiterPath<'a> {
+    /// The configuration, which has the key.
+    pub(super) config: &'a Config,
+    pub(super) name: &'a str,
+    /// `partition=VALUE`, once for each part of the key.
+    pub(super) query: Option<&'a str>,
+}
+
+/// Answers with one limiter, or one of its partitions.
+pub(super) async fn one(limiters: &Limiters, fleet: &Fleet, path: LimiterPath<'_>) -> Response {
+    let name = path.name;
+    match Chosen::find(limiters, path) {
         Ok(chosen) => {
             let fleet = fleet.limiters().into_iter().find(|limiter| *limiter.name == *name);
-            let shown = viewed(limiters, &chosen).await;
+            let shown = chosen.view(limiters).await;
             response::document(&in_fleet(shown, fleet.as_ref(), |top| {
                 let value = LimiterName::parse(name).map(|name| limiters.partition_values(&name));
                 partitions::view(top, |hash| value.as_ref()?(hash), usize::MAX)
             }))
         }
-        Err(reason) => not_found(reason),
+        Err(error) => error.answer(),
     }
 }
 
@@ -146,19 +157,19 @@ struct PauseFor {
 pub(super) async fn act(
     limiters: &Limiters,
     action: Action,
-    name: &str,
-    query: Option<&str>,
+    path: LimiterPath<'_>,
     body: impl Body<Data = Bytes, Error: Into<BoxError>>,
 ) -> Response {
-    let chosen = match choose(limiters, name, query) {
+    let chosen = match Chosen::find(limiters, path) {
         Ok(chosen) => chosen,
-        Err(reason) => return not_found(reason),
+        Err(error) => return error.answer(),
     };
+    let Chosen { inspection, .. } = &chosen;
     let done = match action {
-        Action::Reset => chosen.reset().await.map(|()| Applied::Fleet),
-        Action::Resume => chosen.pause(Duration::ZERO).await,
+        Action::Reset => inspection.reset().await.map(|()| Applied::Fleet),
+        Action::Resume => inspection.pause(Duration::ZERO).await,
         Action::Pause => match pause_for(body).await {
-            Some(lasting) => chosen.pause(lasting).await,
+            Some(lasting) => inspection.pause(lasting).await,
             None => {
                 let detail = "expected a body such as {\"for\": \"30s\"}, from 1ms to 1d";
                 return response::problem(StatusCode::BAD_REQUEST, detail);
@@ -167,7 +178,7 @@ pub(super) async fn act(
     };
     match done {
         Ok(applied) => {
-            let mut document = viewed(limiters, &chosen).await;
+            let mut document = chosen.view(limiters).await;
             document["applied"] = applied_to(&applied).into();
             if let Applied::ThisReplica(error) = applied {
                 document["detail"] = format!("{LOCAL_ALONE}: {error}").into();
@@ -201,26 +212,57 @@ fn applied_to(applied: &Applied) -> &'static str {
     }
 }
 
-/// Finds the limiter, or the partition, that a path and a query name.
-fn choose(limiters: &Limiters, name: &str, query: Option<&str>) -> Result<Inspection, NotFound> {
-    let name = LimiterName::parse(name).ok_or(NotFound::Limiter)?;
-    limiters.find(&name, query.and_then(partition_of))
+/// A limiter, or one of its partitions, that was found.
+struct Chosen {
+    inspection: Inspection,
+    /// The values of the partition by the parts of the key; null for the limiter as a whole.
+    partition: Value,
 }
 
-fn not_found(reason: NotFound) -> Response {
-    let status = match reason {
-        NotFound::Limiter => StatusCode::NOT_FOUND,
-        NotFound::Partition => StatusCode::BAD_REQUEST,
-    };
-    response::problem(status, &reason.to_string())
+impl Chosen {
+    /// Finds what a path and a query name.
+    fn find(
+        limiters: &Limiters,
+        LimiterPath { config, name, query }: LimiterPath<'_>,
+    ) -> Result<Chosen, ChooseError> {
+        let name = LimiterName::parse(name).ok_or(NotFound::Limiter)?;
+        let inspection = limiters.find(&name, None)?;
+        let values = named_partition::values(query);
+        if values.is_empty() {
+            return Ok(Chosen { inspection, partition: Value::Null });
+        }
+        let key = config.keys.get(&name).ok_or(NotFound::Partition)?;
+        let named = NamedPartition::read(config, key, &values).map_err(ChooseError::Partition)?;
+        let inspection = limiters.find(&name, Some(named.partition))?;
+        Ok(Chosen { inspection, partition: named.shown })
+    }
+
+    /// Returns the present state as JSON.
+    async fn view(&self, limiters: &Limiters) -> Value {
+        let mut document = viewed(limiters, &self.inspection).await;
+        document["partition"] = self.partition.clone();
+        document
+    }
 }
 
-/// Returns the partition that a query names.
-pub(super) fn partition_of(query: &str) -> Option<Partition> {
-    let pairs = form_urlencoded::parse(query.as_bytes()).filter(|(key, _)| key == "partition");
-    let values: Vec<_> = pairs.map(|(_, value)| value).collect();
-    let parts = values.iter().map(|value| Some(value.as_bytes()));
-    (!values.is_empty()).then(|| Partition::of(parts))
+/// The reason why nothing was found.
+#[derive(Debug, thiserror::Error)]
+enum ChooseError {
+    #[error(transparent)]
+    NotFound(#[from] NotFound),
+    /// No request has these values.
+    #[error("{0}")]
+    Partition(String),
+}
+
+impl ChooseError {
+    fn answer(&self) -> Response {
+        let status = match self {
+            ChooseError::NotFound(NotFound::Limiter) => StatusCode::NOT_FOUND,
+            ChooseError::NotFound(NotFound::Partition) | ChooseError::Partition(_) => StatusCode::BAD_REQUEST,
+        };
+        response::problem(status, &self.to_string())
+    }
 }
 
 /// Returns the present state of a limiter, or of one of its partitions; `None` if it was removed meanwhile.
@@ -420,16 +462,6 @@ mod tests {
             expected.as_object_mut().unwrap().extend(shown_reason.as_object().unwrap().clone());
             assert_eq!(paused, expected);
         }
-    }
-
-    #[test]
-    fn a_partition_is_named_by_the_parts_of_its_key() {
-        let of = |parts: &[&str]| Some(Partition::of(parts.iter().map(|part| Some(part.as_bytes()))));
-        assert_eq!(partition_of("partition=a%20b"), of(&["a b"]));
-        // Values are decoded as in a limiter's key.
-        assert_eq!(partition_of("partition=a+b"), of(&["a b"]));
-        assert_eq!(partition_of("partition=a&other=c&partition=b"), of(&["a", "b"]));
-        assert_eq!(partition_of("other=c"), None);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! - `audit`: the line in the log for each action by hand.
 //! - `response`: the forms of an answer.
 //! - `health`, `metrics`, `limiters`, `replicas`, `config`, `reload`, `explain`, `events`, `usage`: the endpoints, one file each.
-//! - `partitions`: those of a limiter that matter.
+//! - `named_partition`: the partition that a query names; `partitions`: those of a limiter that matter.
 //! - `dashboard`: what all open pages share; `hour`: the last hour of the fleet; `routes`: the routes lately; `page.html` is the page.
 //! - `scrape`: the reading that scrapes share.
 //! - `state`: the handles that the endpoints share.
@@ -25,6 +25,7 @@ mod health;
 mod hour;
 mod limiters;
 mod metrics;
+mod named_partition;
 mod partitions;
 mod reload;
 mod replicas;

@@ -8,7 +8,7 @@ use http_body::Body;
 use serde_json::json;
 
 use super::access::{self, Denied, Right};
-use super::limiters::{Action, BoxError};
+use super::limiters::{Action, BoxError, LimiterPath};
 use super::response::{self, Response};
 use super::state::AdminState;
 use super::{audit, config, events, explain, health, limiters, metrics, reload, replicas, usage};
@@ -130,7 +130,7 @@ pub(super) async fn respond(
     }
     let (right, answer) = answer(state, loopback, request, endpoint, body).await;
     if let Some((act, limiter)) = endpoint.act() {
-        audit::log(request, right, act, limiter, answer.status());
+        audit::log(&state.config.config(), request, right, (act, limiter), answer.status());
     }
     answer
 }
@@ -154,6 +154,7 @@ async fn answer(
             }
         }
     }
+    let path = |name| LimiterPath { config: &config, name, query: request.uri.query() };
     let answer = match endpoint {
         Endpoint::Page => events::page(),
         Endpoint::Events => events::events(state),
@@ -161,12 +162,8 @@ async fn answer(
         Endpoint::Ready => health::ready(state, request.uri.query()),
         Endpoint::Metrics => metrics::answer(state).await,
         Endpoint::Limiters => limiters::all(&state.limiters, &state.usage.fleet).await,
-        Endpoint::Limiter(name) => {
-            limiters::one(&state.limiters, &state.usage.fleet, name, request.uri.query()).await
-        }
-        Endpoint::Act(action, name) => {
-            limiters::act(&state.limiters, action, name, request.uri.query(), body).await
-        }
+        Endpoint::Limiter(name) => limiters::one(&state.limiters, &state.usage.fleet, path(name)).await,
+        Endpoint::Act(action, name) => limiters::act(&state.limiters, action, path(name), body).await,
         Endpoint::Replicas => replicas::all(&state.limiters),
         Endpoint::Breakers => response::document(&json!({ "breakers": (state.breakers)() })),
         Endpoint::Config => config::show(&state.config, request.uri.query()),

@@ -344,6 +344,10 @@ fn limiters_tables(answer: &Value) -> Vec<Vec<Vec<String>>> {
 fn limiters_table(answer: &Value) -> Vec<Vec<String>> {
     let head = ["LIMITER", "LIMIT", "AVAILABLE", "WAITING", "GRANTED", "REFUSED", "PAUSED FOR"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let partition = partition(answer);
+    if partition.is_some() {
+        rows[0].push("PARTITION".to_owned());
+    }
     // Of one limiter, or of one of its partitions.
     let has_overrides = answer["overrides"].as_u64().is_some_and(|count| count > 0);
     if has_overrides {
@@ -361,12 +365,27 @@ fn limiters_table(answer: &Value) -> Vec<Vec<String>> {
                 of_limiter("refused"),
                 if index == 0 { paused_for(limiter) } else { String::new() },
             ]);
-            if let Some(row) = rows.last_mut().filter(|_| has_overrides) {
+            let Some(row) = rows.last_mut() else { continue };
+            row.extend(
+                partition.as_ref().map(|shown| if index == 0 { shown.clone() } else { String::new() }),
+            );
+            if has_overrides {
                 row.push(of_limiter("override"));
             }
         }
     }
     rows
+}
+
+/// Returns the values of the partition that an answer is about, as requests have them; `None` if it is about none.
+fn partition(answer: &Value) -> Option<String> {
+    let parts = answer["partition"].as_object()?.iter();
+    Some(
+        parts
+            .map(|(part, value)| plain(&format!("{part}={}", plain(value)).into()))
+            .collect::<Vec<_>>()
+            .join(", "),
+    )
 }
 
 fn replicas_table(answer: &Value) -> Vec<Vec<String>> {
@@ -422,6 +441,21 @@ github   900/1m   860        3        40       2        -
 ";
         assert_eq!(aligned(&limiters_table(&answer)), expected);
         assert_eq!(aligned(&limiters_table(&answer["limiters"][0])), expected);
+    }
+
+    #[test]
+    fn a_partition_is_shown_by_the_parts_of_its_key() {
+        let answer = json!({
+            "name": "api", "waiting": 0, "granted": 4, "refused": 0, "paused_until": null, "overrides": 1, "override": null,
+            "partition": {"header:x-t": "acme", "path:1": "v"},
+            "limits": [{"limit": "9/1s", "available": 9}, {"limit": "20/1m", "available": 20}],
+        });
+        let expected = "\
+LIMITER  LIMIT  AVAILABLE  WAITING  GRANTED  REFUSED  PAUSED FOR  PARTITION                  OVERRIDE
+api      9/1s   9          0        4        0        -           header:x-t=acme, path:1=v  -
+         20/1m  20
+";
+        assert_eq!(aligned(&limiters_table(&answer)), expected);
     }
 
     #[test]

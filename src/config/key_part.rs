@@ -1,5 +1,7 @@
 //! The parts of a limiter's key. Reads no request.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -62,12 +64,54 @@ impl KeyPart {
         }
     }
 
+    /// Returns a value as it is read in requests: of a host, of a network, of a family.
+    ///
+    /// # Errors
+    /// The fault of a value that no request can have.
+    pub(crate) fn read_as<'a>(&'a self, value: &'a str) -> Result<Cow<'a, str>, &'static str> {
+        match self {
+            KeyPart::Host => Ok(value.strip_suffix('.').unwrap_or(value).to_ascii_lowercase().into()),
+            KeyPart::ClientIp { ipv4, ipv6 } => match value.parse::<IpAddr>() {
+                Ok(address) => Ok(network(address, *ipv4, *ipv6).to_string().into()),
+                Err(_) => {
+                    Err("expected an address, such as 192.0.2.1 or 2001:db8::, for a `key` of client_ip")
+                }
+            },
+            KeyPart::Mapped(_, map) => Ok(map.of(value).into()),
+            KeyPart::Header(_)
+            | KeyPart::Query(_)
+            | KeyPart::Path(_)
+            | KeyPart::Client
+            | KeyPart::Json(_)
+            | KeyPart::Captured(_)
+            | KeyPart::Route(_) => Ok(value.into()),
+        }
+    }
+
     /// Returns the place in the JSON body that is read; `None` if none is.
     pub(crate) fn json_path(&self) -> Option<&JsonPath> {
         match self {
             KeyPart::Json(path) => Some(path),
             KeyPart::Mapped(part, _) => part.json_path(),
             _ => None,
+        }
+    }
+}
+
+/// The part as it is written in a `key`.
+impl fmt::Display for KeyPart {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KeyPart::Header(name) => write!(formatter, "header:{name}"),
+            KeyPart::Query(name) => write!(formatter, "query:{name}"),
+            KeyPart::Host => formatter.write_str("host"),
+            KeyPart::Path(index) => write!(formatter, "path:{index}"),
+            KeyPart::ClientIp { .. } => formatter.write_str(CLIENT_IP),
+            KeyPart::Client => formatter.write_str("client"),
+            KeyPart::Json(path) => write!(formatter, "json:{path}"),
+            KeyPart::Captured(pattern) => write!(formatter, "path_regex:{}", pattern.as_str()),
+            KeyPart::Mapped(part, _) => part.fmt(formatter),
+            KeyPart::Route(_) => formatter.write_str("route"),
         }
     }
 }

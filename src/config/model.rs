@@ -2,7 +2,7 @@
 //!
 //! Built by [`super::validate`] alone. No string here needs further parsing.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -67,6 +67,8 @@ pub struct Config {
     pub store: Store,
     /// Every limiter, in the order of the file.
     pub limiters: Vec<Arc<Limiter>>,
+    /// The key of each limiter that has one.
+    pub keys: HashMap<LimiterName, Arc<[KeyPart]>>,
     /// Every route, in the order of the file: the first match wins.
     pub routes: Vec<Route>,
     /// The first 16 hex digits of the SHA-256 of the file as written, before `${...}` is replaced, and of its files of overrides.

@@ -169,7 +169,7 @@ fn plan_limiters(plan: &Plan, keys: &[Vec<Option<String>>]) -> Value {
     let without_queue = without_queue.map(|limiter| limiter.name.clone()).next();
     let limiters = rules.enumerate().filter_map(|(place, (name, key))| {
         let limiter = set.limiter(name, &plan.partitions)?;
-        let parts = key.iter().map(part_name);
+        let parts = key.iter().map(KeyPart::to_string);
         let values = keys.get(place).cloned().unwrap_or_default();
         let partition: Map<_, _> = parts.zip(values.into_iter().map(Value::from)).collect();
         let mut shown = shown_limiter(&limiter, plan.demand.costs.at(place), partition);
@@ -202,21 +202,6 @@ fn shown_limiter(limiter: &Limiter, cost: u64, partition: Map<String, Value>) ->
             json!({ "timeout_ms": millis(queue.timeout), "max_waiting": queue.max_waiting })
         }),
     })
-}
-
-fn part_name(part: &KeyPart) -> String {
-    match part {
-        KeyPart::Header(name) => format!("header:{name}"),
-        KeyPart::Query(name) => format!("query:{name}"),
-        KeyPart::Host => "host".to_owned(),
-        KeyPart::Path(index) => format!("path:{index}"),
-        KeyPart::ClientIp { .. } => "client_ip".to_owned(),
-        KeyPart::Client => "client".to_owned(),
-        KeyPart::Json(path) => format!("json:{path}"),
-        KeyPart::Captured(pattern) => format!("path_regex:{}", pattern.as_str()),
-        KeyPart::Mapped(part, _) => part_name(part),
-        KeyPart::Route(_) => "route".to_owned(),
-    }
 }
 
 /// Says why a match does not hold. The values of headers may be credentials.

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::support::raw::exchange;
+use crate::support::weir::run;
 use crate::support::{
     Connection, RedisServer, Request, Upstream, Weir, configuration, eventually, lane, poll_for,
 };
@@ -96,4 +98,60 @@ async fn ten_thousand_partitions_are_small_and_forgotten() {
 #[ignore = "long: a hundred thousand partitions"]
 async fn a_hundred_thousand_partitions_are_small_and_forgotten() {
     partitions_touched_once(100_000, Duration::from_secs(60)).await;
+}
+
+/// A partition that is named by hand is that of requests, or is refused.
+#[tokio::test]
+async fn a_partition_is_named_by_hand_as_in_requests() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let limiters = [
+        ("host", "{limits: [99/1s], key: [host]}"),
+        ("address", "{limits: [99/1s], key: [client_ip]}"),
+        ("two", "{limits: [99/1s], key: ['header:x-t', 'path:1']}"),
+    ];
+    let routes = [
+        ("path: /host", "limiter: host"),
+        ("path: /address", "limiter: address"),
+        ("path: /two", "limiter: two"),
+    ];
+    let weir = Weir::start(&configuration("memory", &limiters, &routes, &upstream)).await;
+    let admin = weir.admin("");
+    let act = async |words: &[&str]| run(&[words, &["--admin", &admin]].concat()).await;
+    let status = async |path: &str| {
+        let head =
+            format!("GET {path} HTTP/1.1\r\nHost: api.example.com\r\nX-T: acme\r\nConnection: close\r\n\r\n");
+        exchange(&weir.host(), head.as_bytes()).await[9..12].to_owned()
+    };
+    for (limiter, values, fault) in [
+        ("two", &["acme"][..], "this key has 2 parts: header:x-t, path:1"),
+        ("host", &["a", "b"], "this key has 1 part: host"),
+        ("address", &["not-an-ip"], "expected an address"),
+    ] {
+        let values: Vec<&str> = values.iter().flat_map(|value| ["--partition", value]).collect();
+        for action in [
+            &["pause", limiter, "--for", "30s"][..],
+            &["resume", limiter],
+            &["reset", limiter],
+            &["limiters", limiter],
+        ] {
+            let refused = act(&[action, &values].concat()).await;
+            refused.assert_code(1);
+            assert!(refused.stderr.contains(fault), "{action:?}: {}", refused.stderr);
+        }
+    }
+    for (limiter, values, shown, path) in [
+        ("host", &["API.Example.com"][..], "host=api.example.com", "/host"),
+        ("address", &["::ffff:127.0.0.1"], "client_ip=127.0.0.1", "/address"),
+        ("two", &["acme", "v"], "header:x-t=acme, path:1=v", "/two/v"),
+    ] {
+        assert_eq!(status(path).await, "200");
+        let values: Vec<&str> = values.iter().flat_map(|value| ["--partition", value]).collect();
+        let paused = act(&[&["pause", limiter, "--for", "5m"][..], &values].concat()).await;
+        paused.assert_code(0);
+        assert!(paused.stdout.contains(shown), "{}", paused.stdout);
+        assert_eq!(status(path).await, "429", "{limiter}");
+        act(&[&["resume", limiter][..], &values].concat()).await.assert_code(0);
+        eventually("it is resumed", SECOND * 5, async || status(path).await == "200").await;
+    }
 }

@@ -1,5 +1,6 @@
 //! A running proxy, and upstreams behind it.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::net::SocketAddr;
@@ -129,6 +130,7 @@ fn config(routes: Vec<Route>, server: Server) -> Config {
         clients: None,
         store: Store::Memory,
         limiters: vec![Arc::new(slow()), Arc::new(hourly()), Arc::new(single())],
+        keys: HashMap::new(),
         routes,
         hash: "".into(),
     }

@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,6 +64,7 @@ fn config(token: Option<&str>) -> Config {
         clients: None,
         store: Store::Memory,
         limiters: vec![limiter()],
+        keys: HashMap::new(),
         routes: Vec::new(),
         hash: "0123456789abcdef".into(),
     }

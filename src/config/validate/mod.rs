@@ -37,6 +37,7 @@ mod upstream;
 mod warnings;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use sha2::Digest;
 
@@ -87,8 +88,10 @@ pub(crate) fn validate(
     warnings::warn(&mut check, &file, &limiters, &routes);
     sharing::warn_of_sets(&mut check, &file, &routes);
     let (listen, server, admin, log, store) = (listen?, server?, admin?, log?, store?);
+    let keyed = limiters.iter().filter(|(_, reading)| !reading.key.is_empty());
+    let keys = keyed.map(|(limiter, reading)| (limiter.name.clone(), Arc::clone(&reading.key))).collect();
     let limiters = sharing::with_orders(limiters, &routes);
     // The first 16 hex digits.
     let hash = format!("{:.16}", format!("{:x}", content.whole.clone().finalize())).into();
-    Some(Config { listen, server, admin, log, clients, store, limiters, routes, hash })
+    Some(Config { listen, server, admin, log, clients, store, limiters, keys, routes, hash })
 }

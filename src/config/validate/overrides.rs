@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +15,7 @@ use super::place::{At, Given, key};
 use crate::config::decode::decode_as;
 use crate::config::file;
 use crate::config::masked::secret_keys;
-use crate::config::model::{KeyPart, network};
+use crate::config::model::KeyPart;
 use crate::config::problem::{Report, quoted};
 use crate::config::schema::forms::Named;
 use crate::config::schema::{self, Limits};
@@ -179,21 +178,7 @@ fn one(check: &mut Check<'_>, value: &str, own: &Given<'_, Limits>, rules: &Rule
     fits.then(|| (partition, shown.into(), limits))
 }
 
-/// Returns a value of a key as it is read in requests, or its fault.
-fn read_as<'a>(part: &KeyPart, value: &'a str) -> Result<Cow<'a, str>, &'static str> {
-    match part {
-        KeyPart::Host => Ok(value.strip_suffix('.').unwrap_or(value).to_ascii_lowercase().into()),
-        KeyPart::ClientIp { ipv4, ipv6 } => match value.parse::<IpAddr>() {
-            Ok(address) => Ok(network(address, *ipv4, *ipv6).to_string().into()),
-            Err(_) => Err("expected an address, such as 192.0.2.1 or 2001:db8::, for a `key` of client_ip"),
-        },
-        KeyPart::Header(_)
-        | KeyPart::Query(_)
-        | KeyPart::Path(_)
-        | KeyPart::Client
-        | KeyPart::Json(_)
-        | KeyPart::Captured(_)
-        | KeyPart::Mapped(..)
-        | KeyPart::Route(_) => Ok(value.into()),
-    }
+/// Returns a value of a key as it is read in requests, or its fault. That of a `map` is the name of a family already.
+fn read_as<'a>(part: &'a KeyPart, value: &'a str) -> Result<Cow<'a, str>, &'static str> {
+    if let KeyPart::Mapped(..) = part { Ok(value.into()) } else { part.read_as(value) }
 }
