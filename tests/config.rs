@@ -191,6 +191,29 @@ routes:
         "2:64: limiters.a.overrides.b[0]: the guard, here 20ms, must not be longer than the window of \"1/10ms\"",
     ),
     (
+        "limiters:
+  a:
+    limits: [20/s]
+    key: [host]
+    queue: {timeout: 1s}
+    share: {by: route, classes: [{name: hi, of: [web], floor: 60%}, {name: lo, ceiling: 20%}]}
+    overrides: {b: [20/1s, 4/1s], c: [5/1s], d: [1/1s]}
+ROUTES",
+        "7:28: limiters.a.overrides.b[1]: the ceiling lo of `share` leaves 20% of \"4/1s\", which is less than one permit\n\
+         7:50: limiters.a.overrides.d[0]: the ceiling lo of `share` leaves 20% of \"1/1s\", which is less than one permit",
+    ),
+    (
+        "limiters:
+  a:
+    limits: [20/s]
+    key: [host]
+    queue: {timeout: 1s}
+    share: {by: route, classes: [{name: hi, of: [web], floor: 60%}, {name: lo}]}
+    overrides: {b: [2/1s], c: [3/1s]}
+ROUTES",
+        "7:21: limiters.a.overrides.b[0]: the floor hi of `share` leaves 40% of \"2/1s\", which is less than one permit",
+    ),
+    (
         "limiters:\n  a: {limits: [1/s], key: [host], overrides: {file: x.yaml, b: [1/s]}}\nROUTES",
         "2:53: limiters.a.overrides.file: is the path of a file with all overrides, so it stands alone",
     ),

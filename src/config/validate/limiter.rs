@@ -10,7 +10,7 @@ use super::check::{Check, DAY, MILLISECOND, NAME_EXPECTED};
 use super::headers::named_header;
 use super::key::key_parts;
 use super::limit::{limits, misfit};
-use super::overrides::overrides;
+use super::overrides::{Rules, overrides};
 use super::pause::pause;
 use super::place::{Given, all, key};
 use super::share::{By, share};
@@ -74,7 +74,9 @@ fn one(
     let share = share(check, limiter, of_share, clients);
     let pause = pause(check, &key!(limiter.pause));
     let guard = limits.as_ref().and_then(|limits| guard(check, limiter, limits));
-    let overrides = overrides(check, limiter, (key.as_deref(), guard), clients);
+    let bounds = share.as_ref().and_then(Option::as_ref).map(|(share, _)| share.bounds());
+    let rules = Rules { key: key.as_deref(), guard, bounds: &bounds.unwrap_or_default(), clients };
+    let overrides = overrides(check, limiter, &rules);
     let (written, (pause, pause_rules)) = (limiter.value, pause?);
     let (share, flow) = share?.unzip();
     let limiter = Limiter {

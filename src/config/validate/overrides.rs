@@ -12,6 +12,7 @@ use sha2::Digest;
 use super::check::Check;
 use super::limit::{limits, misfit};
 use super::place::{At, Given, key};
+use super::share::is_less_than_a_permit;
 use crate::config::decode::decode_as;
 use crate::config::file;
 use crate::config::masked::secret_keys;
@@ -19,8 +20,10 @@ use crate::config::model::KeyPart;
 use crate::config::problem::{Report, quoted};
 use crate::config::schema::forms::Named;
 use crate::config::schema::{self, Limits};
+use crate::config::units::{Share, show_share};
 use crate::config::yaml;
 use crate::limiter::Partition;
+use crate::limiter::model::Bound;
 use crate::limiter::model::limit::Limit;
 
 /// The largest file of overrides. [`VALUES_MAX`] values with long names fit into it.
@@ -32,28 +35,43 @@ const VALUES_MAX: usize = 50_000;
 pub(super) type Override = (Partition, Arc<str>, Vec<Limit>);
 
 /// The limiter that overrides must fit, as far as it is valid itself.
-struct Rules<'a> {
-    /// The only part of the limiter's key.
-    part: Option<&'a KeyPart>,
-    guard: Option<Duration>,
+pub(super) struct Rules<'a> {
+    pub(super) key: Option<&'a [KeyPart]>,
+    pub(super) guard: Option<Duration>,
+    /// What its classes may use of each window; none without a share.
+    pub(super) bounds: &'a [Bound],
     /// The names of `clients`, if there are any.
-    clients: Option<&'a HashSet<&'a str>>,
+    pub(super) clients: Option<&'a HashSet<&'a str>>,
 }
 
-/// Checks the overrides of a limiter. Without them there are none; `None` is a problem. `key` and `guard` are the limiter's, if they
-/// are valid.
+impl Rules<'_> {
+    /// Returns the only part of the limiter's key.
+    fn part(&self) -> Option<&KeyPart> {
+        self.key.and_then(<[KeyPart]>::first)
+    }
+
+    /// Returns why an override cannot have a limit, if it cannot.
+    fn fault(&self, limit: &Limit) -> Option<String> {
+        if let Some(fault) = self.guard.and_then(|guard| misfit(limit, guard)) {
+            return Some(format!("{fault}; set a shorter `guard` for the limiter"));
+        }
+        let bound = self.bounds.iter().find(|bound| is_less_than_a_permit(limit, bound.ppm.into()))?;
+        let (part, label) = (show_share(Share { ppm: bound.ppm.into() }), quoted(&limit.label));
+        Some(format!("the {} of `share` leaves {part} of {label}, which is less than one permit", bound.name))
+    }
+}
+
+/// Checks the overrides of a limiter. Without them there are none; `None` is a problem.
 pub(super) fn overrides(
     check: &mut Check<'_>,
     limiter: &Given<'_, schema::Limiter>,
-    (key, guard): (Option<&[KeyPart]>, Option<Duration>),
-    clients: Option<&HashSet<&str>>,
+    rules: &Rules<'_>,
 ) -> Option<Vec<Override>> {
     let Some(given) = key!(limiter.overrides).get() else { return Some(Vec::new()) };
-    let part = match key {
-        None => None,
-        Some([part]) => Some(part),
+    match rules.key {
         // A faulty one, which has been reported.
-        Some([]) if key!(limiter.key).at.is_given() => None,
+        None | Some([_]) => {}
+        Some([]) if key!(limiter.key).at.is_given() => {}
         Some([]) => {
             check.problem_of_key(&given.at, "only with `key`, by whose value the limits differ");
             return None;
@@ -63,16 +81,15 @@ pub(super) fn overrides(
             check.problem_of_key(&given.at, message);
             return None;
         }
-    };
-    let rules = Rules { part, guard, clients };
+    }
     match &given.value.file {
-        None => named(check, &Given::new(&given.value.named, given.at.clone()), &rules),
+        None => named(check, &Given::new(&given.value.named, given.at.clone()), rules),
         Some(_) if given.at.names().len() > 1 => {
             let message = "is the path of a file with all overrides, so it stands alone; for a value of the key \
                            write a list of limits";
             check.refuse(&given.at.key("file"), message)
         }
-        Some(path) => from_file(check, &Given::new(path, given.at.key("file")), &rules),
+        Some(path) => from_file(check, &Given::new(path, given.at.key("file")), rules),
     }
 }
 
@@ -109,7 +126,7 @@ fn decoded(
         report.add_whole("the file is empty; write {} where no value has limits of its own");
     }
     let tree = tree?;
-    if rules.part.is_none_or(KeyPart::is_credential) {
+    if rules.part().is_none_or(KeyPart::is_credential) {
         report.hide(secret_keys(&tree, String::new()));
     }
     let mut struck = HashSet::new();
@@ -142,7 +159,7 @@ fn named(
             is_sound = false;
         }
         let is_stranger = rules.clients.is_some_and(|clients| !clients.contains(value));
-        if is_stranger && rules.part == Some(&KeyPart::Client) {
+        if is_stranger && rules.part() == Some(&KeyPart::Client) {
             strangers.push((value, own.at));
         }
         overrides.push(checked);
@@ -159,15 +176,15 @@ fn named(
 }
 
 fn one(check: &mut Check<'_>, value: &str, own: &Given<'_, Limits>, rules: &Rules<'_>) -> Option<Override> {
-    let read = rules.part.map(|part| (part, read_as(part, value)));
+    let read = rules.part().map(|part| (part, read_as(part, value)));
     if let Some((_, Err(fault))) = read {
         check.problem_of_key(&own.at, fault);
     }
     let limits = limits(check, own)?;
     let mut fits = true;
     for (index, limit) in limits.iter().enumerate() {
-        if let Some(fault) = rules.guard.and_then(|guard| misfit(limit, guard)) {
-            check.problem(&own.at.index(index), format!("{fault}; set a shorter `guard` for the limiter"));
+        if let Some(fault) = rules.fault(limit) {
+            check.problem(&own.at.index(index), fault);
             fits = false;
         }
     }

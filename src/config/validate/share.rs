@@ -201,13 +201,17 @@ fn part(
         return check.refuse(&given.at, "must be above 0% and at most 100%");
     }
     let bound = bound(*share);
-    let permits = |limit: &Limit| u128::from(limit.rate.get()) * u128::from(bound.ppm) / 1_000_000;
-    let too_small = limits.unwrap_or_default().iter().find(|limit| permits(limit) == 0);
+    let too_small = limits.unwrap_or_default().iter().find(|limit| is_less_than_a_permit(limit, bound.ppm));
     if let Some(limit) = too_small {
         let (limit, left) = (quoted(&limit.label), show_share(bound));
         return check.refuse(&given.at, format!("leaves {left} of {limit}, which is less than one permit"));
     }
     Some(Some(*share))
+}
+
+/// Returns whether a part of a limit, in millionths, has no whole permit.
+pub(super) fn is_less_than_a_permit(limit: &Limit, ppm: u64) -> bool {
+    u128::from(limit.rate.get()) * u128::from(ppm) < 1_000_000
 }
 
 fn class_queue(
