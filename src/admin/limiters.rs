@@ -27,6 +27,9 @@ use crate::usage::{Fleet, FleetLimiter, TopPartitions};
 const BODY_BYTES_MAX: usize = 1024;
 const BODY_TIME_MAX: Duration = Duration::from_secs(5);
 
+/// The length of a pause by hand, for messages.
+pub const PAUSE_LENGTH: &str = "a duration from 1ms to 1d, such as 30s";
+
 /// The detail of an action by hand that the store did not take; the reason follows.
 const LOCAL_ALONE: &str = "done on this replica alone, and on the others when the store answers";
 
@@ -196,8 +199,13 @@ async fn pause_for(body: impl Body<Data = Bytes, Error: Into<BoxError>>) -> Opti
     let read = Limited::new(body, BODY_BYTES_MAX).collect();
     let bytes = timeout(BODY_TIME_MAX, read).await.ok()?.ok()?.to_bytes();
     let PauseFor { r#for } = serde_json::from_slice(&bytes).ok()?;
+    pause_length(&r#for)
+}
+
+/// Parses the length of a pause by hand, as [`PAUSE_LENGTH`] describes it.
+pub fn pause_length(text: &str) -> Option<Duration> {
     let longest = PAUSE_MAX.to_duration();
-    units::duration(&r#for).filter(|lasting| (Duration::from_millis(1)..=longest).contains(lasting))
+    units::duration(text).filter(|lasting| (Duration::from_millis(1)..=longest).contains(lasting))
 }
 
 async fn viewed(limiters: &Limiters, chosen: &Inspection) -> Value {

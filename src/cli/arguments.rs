@@ -10,6 +10,7 @@ use super::check;
 use super::explain::ExplainArguments;
 use super::remote::{Remote, Which};
 use super::usage::UsageArguments;
+use crate::admin;
 
 /// The command line of the binary.
 #[derive(Debug, Parser)]
@@ -82,7 +83,7 @@ pub enum Command {
         #[command(flatten)]
         which: Which,
         /// The length of the pause, such as 30s or 5m; at most 1d
-        #[arg(long = "for", value_name = "DURATION")]
+        #[arg(long = "for", value_name = "DURATION", value_parser = pause_length)]
         lasting: String,
         /// The running weir
         #[command(flatten)]
@@ -181,6 +182,13 @@ impl ConfigFile {
         // clap refuses a command line unless exactly one is given.
         self.config.or(self.file).unwrap_or_default()
     }
+}
+
+/// Checks the length of a pause. A running weir would refuse it in the words of its API.
+fn pause_length(text: &str) -> Result<String, String> {
+    admin::pause_length(text)
+        .map(|_| text.to_owned())
+        .ok_or_else(|| format!("expected {}", admin::PAUSE_LENGTH))
 }
 
 const HELP: &str = "\
@@ -340,6 +348,21 @@ mod tests {
         assert!(matches!(Cli::try_parse_from(["weir", "serve", "a"]).unwrap().command, Command::Serve(_)));
         assert!(Cli::try_parse_from(["weir", "check"]).is_err());
         assert!(Cli::try_parse_from(["weir", "check", "a", "--config", "b"]).is_err());
+    }
+
+    #[test]
+    fn a_pause_lasts_from_a_millisecond_to_a_day() {
+        let pause = |lasting: &str| Cli::try_parse_from(["weir", "pause", "api", "--for", lasting]);
+        for lasting in ["1ms", "30s", "24h", "1d"] {
+            assert!(pause(lasting).is_ok(), "{lasting}");
+        }
+        for lasting in ["0s", "0ms", "2d", "25h", "30", "soon"] {
+            let fault = pause(lasting).unwrap_err().to_string();
+            assert!(
+                fault.contains("'--for <DURATION>': expected a duration from 1ms to 1d, such as 30s"),
+                "{fault}"
+            );
+        }
     }
 
     #[test]

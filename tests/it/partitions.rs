@@ -154,4 +154,8 @@ async fn a_partition_is_named_by_hand_as_in_requests() {
         act(&[&["resume", limiter][..], &values].concat()).await.assert_code(0);
         eventually("it is resumed", SECOND * 5, async || status(path).await == "200").await;
     }
+    // The words are those of the command line, and no weir is asked.
+    let refused = run(&["pause", "host", "--for", "2d", "--admin", "http://127.0.0.1:1"]).await;
+    refused.assert_code(2);
+    assert!(refused.stderr.contains("expected a duration from 1ms to 1d"), "{}", refused.stderr);
 }
