@@ -146,9 +146,18 @@ do
       return epoch
     end
 
+    -- Returns whether the set of the states that are there is whole. One that is there without itself is of a version that did not know of
+    -- that: nobody else makes one so (note_live).
+    local function is_whole(live_key)
+      if redis.call("ZSCORE", live_key, ITSELF) then return true end
+      if not redis.call("ZRANGEBYSCORE", live_key, "-inf", "+inf", "LIMIT", 0, 1)[1] then return false end
+      redis.call("ZADD", live_key, FOREVER, ITSELF)
+      return true
+    end
+
     -- Returns the epoch, a new one if the set of the states that are there was lost.
     local function check_live(epoch, live_key, now, settle)
-      if redis.call("ZSCORE", live_key, ITSELF) then return epoch end
+      if is_whole(live_key) then return epoch end
       return begin_without_key(epoch, now, settle, live_key)
     end
 
@@ -161,8 +170,10 @@ do
       return epoch
     end
 
-    -- Notes until when a state is there. The heartbeat forgets it later.
+    -- Notes until when a state is there. The heartbeat forgets it later. A set that was lost is not made anew: the next heartbeat is to
+    -- notice.
     local function note_live(live_key, key, epoch, now, till)
+      if not is_whole(live_key) then return end
       redis.call("ZADD", live_key, string.format("%.0f", till), key)
       keep_live(live_key, epoch, now, till)
     end

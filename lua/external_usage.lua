@@ -83,8 +83,8 @@ local ExternalUsage = setmetatable({ rare = function()
     return false
   end
 
-  -- Returns the place of the rule before whose windows are those of a rule, but for a guard: what others use in them depends on nothing
-  -- else. A bucket counts no windows.
+  -- Returns the place of the rule before whose windows are those of a rule, but for a guard: others use the same in them. A bucket counts no
+  -- windows.
   local function predecessor(old_rules, rule)
     local GUARD_PART = 4
     local same = Rule.position(old_rules, rule)
@@ -97,12 +97,17 @@ local ExternalUsage = setmetatable({ rare = function()
     return found
   end
 
-  -- Returns the usages of new rules: each goes on with that of the rule with its windows.
+  -- Returns the usages of new rules: each goes on with that of the rule with its windows. What lay between a lower rate and the upstream's own
+  -- counted as used by others.
   local function carry_over(usages, old_rules, new_rules)
     local carried = {}
     for index, rule in ipairs(new_rules) do
-      local known = usages[predecessor(old_rules, rule)]
-      carried[index] = known and from_row(to_row(known)) or new()
+      local place = predecessor(old_rules, rule)
+      local usage = place and from_row(to_row(usages[place])) or new()
+      local lowered = place and max(old_rules[place].rate - rule.rate, 0) or 0
+      usage.permits, usage.seen, usage.before =
+        max(usage.permits - lowered, 0), max(usage.seen - lowered, 0), max(usage.before - lowered, 0)
+      carried[index] = usage
     end
     return carried
   end

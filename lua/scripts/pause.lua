@@ -49,6 +49,7 @@ if not is_outdated then
   for index, value in ipairs({ state_key, at, till, kept_until, replica }) do table.insert(pauses, first + index, value) end
   epoch.pauses = pauses
   Epoch.keep(epoch_key, epoch, now, kept_until, true)
+Epoch.keep_live(live_key, epoch, now, now)
   if channel ~= "" then
     redis.pcall("PUBLISH", channel, string.format("pause %s %.0f %.0f 0 0 %.0f", state_key, at, till, replica))
   end

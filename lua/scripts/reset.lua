@@ -36,4 +36,5 @@ local at = max(now, before + 1)
 add(state_key, at, at + span)
 epoch.resets = resets
 Epoch.keep(epoch_key, epoch, now, at + span, true)
+Epoch.keep_live(live_key, epoch, now, now)
 return cmsgpack.pack(Epoch.answer(epoch, now))

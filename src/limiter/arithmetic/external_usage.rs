@@ -45,6 +45,13 @@ impl ExternalUsage {
         if self.expected > 0 { self.expected + self.expected / MARGIN_PART + 1 } else { 0 }
     }
 
+    /// Returns the usage under another rate. What lay between a lower one and the upstream's own counted as used by others.
+    pub(in crate::limiter) fn under(&self, before: u64, rate: u64) -> ExternalUsage {
+        let less = |permits: u64| permits.saturating_sub(before.saturating_sub(rate));
+        let (expected, observed, last) = (less(self.expected), less(self.observed), less(self.before));
+        ExternalUsage { expected, observed, before: last, ..self.clone() }
+    }
+
     /// Returns how long bookings are kept to compare answers with: an answer concerns the window before its slot, and comes
     /// late.
     pub(in crate::limiter) fn compared_for(&self, window: Micros) -> Micros {

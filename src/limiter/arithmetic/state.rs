@@ -106,9 +106,11 @@ impl LimiterState {
     /// emptiest checkpoint before.
     fn put_in_force(&mut self, rules: Vec<Rule>, till: Micros) {
         self.checkpoints = rules.iter().map(|rule| self.checkpoint_of(rule, till)).collect();
-        let external = |rule| {
-            let usage = self.predecessor(rule).and_then(|index| self.external_usage.get(index));
-            usage.cloned().unwrap_or_default()
+        let external = |rule: &Rule| {
+            let usage = self.predecessor(rule).and_then(|index| {
+                Some(self.external_usage.get(index)?.under(self.rules[index].rate, rule.rate))
+            });
+            usage.unwrap_or_default()
         };
         self.external_usage = rules.iter().map(external).collect();
         self.rules = rules;
@@ -131,8 +133,8 @@ impl LimiterState {
         self.rules.iter().position(|other| other == rule)
     }
 
-    /// Returns the place of the rule in force whose windows are those of a new one, but for a guard: what others use in them depends on
-    /// nothing else. A bucket counts no windows.
+    /// Returns the place of the rule in force whose windows are those of a new one, but for a guard: others use the same in them. A bucket
+    /// counts no windows.
     fn predecessor(&self, rule: &Rule) -> Option<usize> {
         let apart = |other: &Rule| other.window.0.abs_diff(rule.window.0);
         let is_alike = |other: &Rule| {

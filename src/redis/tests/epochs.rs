@@ -148,6 +148,21 @@ fn no_two_lost_keys_hide_the_loss_of_a_state() {
     }
 }
 
+/// Of a version that did not know of the list's own member, replicas may run beside this one.
+#[test]
+fn a_list_of_states_without_itself_is_of_an_earlier_version() {
+    let mut fleet = new_fleet();
+    let first = fleet.begin(0);
+    let reported = Reported { memory: first, epoch: first };
+    fleet.ask(SECOND, first, 4);
+    redis::cmd("ZREM").arg("p:live").arg("").exec(&mut fleet.store.connection).unwrap();
+    assert_eq!(beat(&mut fleet, SECOND + 100_000, 1, first, reported).epoch.id, first);
+    // One that is lost is not made anew by the states that are left.
+    redis::cmd("DEL").arg("p:live").exec(&mut fleet.store.connection).unwrap();
+    assert_eq!(fleet.ask(30 * SECOND, first, 10).epoch.id, first);
+    assert!(beat(&mut fleet, 30 * SECOND + 100_000, 1, first, reported).epoch.id > first);
+}
+
 #[test]
 fn the_list_of_states_is_lost_neither_by_time_nor_by_a_new_epoch() {
     let mut fleet = new_fleet();

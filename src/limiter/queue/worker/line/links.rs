@@ -177,6 +177,9 @@ impl LineCore {
             self.lose(|slot| matches!(slot.source, Source::Store(_)), now);
             self.owed.unused.clear();
             self.calls.abandoned.clear();
+            if let Some(sent) = &mut self.calls.under_way {
+                sent.unused.clear();
+            }
             self.owed.generations = self.limits.refs.iter().map(|_| UNKNOWN_GENERATION).collect();
             self.calls.told = Told::default();
             self.calls.line += 1;
