@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, Fuse, FutureExt, TryFutureExt, select_ok};
+use futures_util::future::{BoxFuture, Fuse, FusedFuture, FutureExt, TryFutureExt, select_ok};
 use tokio::time::{Instant, timeout};
 
 use crate::limiter::store::StoreError;
@@ -89,14 +89,24 @@ impl<T: Send + 'static> Twice<T> {
         }
     }
 
-    /// Waits for whichever answer comes. Does not end where neither call has one.
+    /// Waits for whichever answer comes.
+    ///
+    /// # Errors
+    /// The last failure, where neither call has an answer.
     pub(super) async fn late(self) -> Result<Heard<T>, StoreError> {
         match self.kept {
             Some(answer) => Ok((answer, true)),
             None => {
-                let first = self.first.map_ok(|answer| (answer, false)).boxed();
-                let second = self.second.map_ok(|answer| (answer, true)).boxed();
-                Ok(select_ok([first, second]).await?.0)
+                let calls = [(self.first, false), (self.second, true)].into_iter();
+                // One that has failed in time has no answer any more.
+                let open = calls.filter(|(call, _)| !call.is_terminated());
+                let open: Vec<_> = open
+                    .map(|(call, is_second)| call.map_ok(move |answer| (answer, is_second)).boxed())
+                    .collect();
+                if open.is_empty() {
+                    return Err(StoreError::Away);
+                }
+                Ok(select_ok(open).await?.0)
             }
         }
     }
@@ -144,6 +154,17 @@ mod tests {
         let mut calls = Twice::new(after(long, 1), ready(Err(StoreError::Away)));
         assert_eq!(calls.in_time(true).await.unwrap(), (1, false), "the second fails");
         assert!(begun.elapsed() < 4 * long);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_waited_for_behind_two_failures() {
+        let first = async {
+            sleep(REPEAT_AFTER * 2).await;
+            Err::<u8, _>(StoreError::Away)
+        };
+        let mut calls = Twice::new(first, ready(Err(StoreError::Away)));
+        assert!(calls.in_time(true).await.is_err());
+        assert!(calls.late().await.is_err());
     }
 
     #[tokio::test(start_paused = true)]
