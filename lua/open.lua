@@ -39,18 +39,17 @@ do
       ExternalUsage.compare(state)
     end
     -- Bookings are seen one by one for this part of a window after their instant; permits given back later are not refunded.
-    -- The most past bookings, too; and so many of a window in any case.
-    local REFUND_PART, REFUND_MAX, REFUND_LEAST = 8, 512, 64
+    -- The most past bookings, too.
+    local REFUND_PART, REFUND_MAX = 8, 512
     local rules, timeline, checkpoints = state.rules, state.timeline, state.checkpoints
-    local beyond_least, beyond_most = 0, 0
-    if timeline.size > REFUND_LEAST and #checkpoints > 0 then
-      beyond_least = Timeline.behind(timeline, now, REFUND_LEAST)
-      if timeline.size > REFUND_MAX then beyond_most = Timeline.behind(timeline, now, REFUND_MAX) end
+    local beyond_most = 0
+    if timeline.size > REFUND_MAX and #checkpoints > 0 then
+      beyond_most = Timeline.behind(timeline, now, REFUND_MAX)
     end
     for index = 1, #rules do
       local rule, checkpoint = rules[index], checkpoints[index]
       if checkpoint then
-        local till = max(min(now - floor(rule.window / REFUND_PART), beyond_least), now - rule.window, beyond_most)
+        local till = max(now - floor(rule.window / REFUND_PART), beyond_most)
         checkpoints[index] = rule.algorithm.fold(rule, timeline, checkpoint, till)
       end
     end

@@ -23,10 +23,8 @@ use crate::limiter::model::{Generation, Lasting, PauseRequest, Remaining};
 /// that is given back later is not refunded by a rule with a checkpoint.
 const REFUND_PART: u64 = 8;
 
-/// The most past bookings that are kept one by one for a rule with a checkpoint; and so many of a window in any case: few requests that
-/// take many permits each, as those that count tokens do, give most of them back when their responses have ended.
+/// The most past bookings that are kept one by one for a rule with a checkpoint.
 const REFUND_MAX: usize = 512;
-const REFUND_LEAST: usize = 64;
 
 /// A rule has the windows of another if these differ by so small a part at most (1/4), as by a guard.
 const GUARD_PART: u64 = 4;
@@ -88,12 +86,9 @@ impl LimiterState {
     fn prune(&mut self, now: Micros) {
         let entries = self.timeline.entries();
         let past = entries.partition_point(|entry| entry.at <= now);
-        let behind =
-            |count: usize| past.checked_sub(count + 1).map(|index| entries[index].at).unwrap_or_default();
-        let (beyond_least, beyond_most) = (behind(REFUND_LEAST), behind(REFUND_MAX));
+        let beyond_most = past.checked_sub(REFUND_MAX + 1).map(|index| entries[index].at).unwrap_or_default();
         for (checkpoint, rule) in self.checkpoints.iter_mut().zip(&self.rules) {
-            let part = now - Micros(rule.window.0 / REFUND_PART);
-            let until = part.min(beyond_least).max(now - rule.window).max(beyond_most);
+            let until = (now - Micros(rule.window.0 / REFUND_PART)).max(beyond_most);
             rule.kind.fold(rule.quota(), checkpoint, entries, until);
         }
         let external = &self.external_usage;

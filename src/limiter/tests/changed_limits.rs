@@ -120,18 +120,3 @@ fn the_use_of_others_is_known_under_another_rate() {
     let hour: Arc<[Rule]> = [rule(60, 3600 * SECOND, 1, SLIDING)].into();
     assert_eq!(drain(&mut state, &hour, now + LEASE + Micros(SECOND)), 32);
 }
-
-/// As tokens do: the response tells seconds later that few of them were used.
-#[test]
-fn a_bucket_takes_back_what_few_requests_of_a_window_have_left() {
-    let (mut state, rules) = (LimiterState::default(), bucket(20));
-    state.open(START, &rules, LEASE, 1);
-    state.charge(START, 20);
-    let generation = state.generation().number;
-    let later = START + Micros(6 * SECOND);
-    state.open(later, &rules, LEASE, 1);
-    assert_eq!(state.available(later, &rules), [15]);
-    let mut cursor = state.cursor(START, generation);
-    state.give_back(&mut cursor, 4);
-    assert_eq!(state.available(later, &rules), [19]);
-}

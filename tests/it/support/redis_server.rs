@@ -229,7 +229,8 @@ impl RedisServer {
         let number = |value| redis::from_redis_value::<u64>(value).expect("a number");
         let figures: Vec<String> =
             redis::from_redis_value(self.command(&["KEYS", "*{usage}:*"]).await).expect("KEYS is a list");
-        let own = number(self.command(&["EXISTS", "weir:v2:epoch", "weir:v1:replicas"]).await);
+        let own =
+            number(self.command(&["EXISTS", "weir:v2:epoch", "weir:v2:live", "weir:v1:replicas"]).await);
         number(self.command(&["DBSIZE"]).await).saturating_sub(own + figures.len() as u64)
     }
 

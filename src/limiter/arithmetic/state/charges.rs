@@ -147,8 +147,7 @@ mod tests {
         for kind in kinds {
             let rule = Rule { rate: 10, window: Micros(10 * SECOND.0), cell: Micros::ONE, kind };
             let (rules, mut state): (Arc<[Rule]>, _) = ([rule].into(), LimiterState::default());
-            // By then the instant of use is in the checkpoint.
-            let [used, opened] = [100_000, 110_500].map(Micros::from_millis);
+            let [used, opened] = [100, 103].map(|seconds| Micros(seconds * SECOND.0));
             state.open(opened, &rules, SECOND, 1);
             // A second time changes nothing.
             for _ in 0..2 {
