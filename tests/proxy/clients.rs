@@ -8,10 +8,12 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
-use weir::config::model::{Http2, Server};
+use weir::config::model::{Http2, Server, ServerTls};
 use weir::proxy::{Drained, Reach};
 
-use crate::support::{Weir, call, in_time, mirror, read_head, rule, scripted_upstream, upstream, weir};
+use crate::support::{
+    Weir, call, in_time, mirror, read_head, rule, scripted_upstream, tls_client, upstream, weir,
+};
 
 #[tokio::test]
 async fn timeouts_of_upstream_and_client_have_their_statuses() {
@@ -86,6 +88,33 @@ async fn clients_that_are_silent_or_send_too_large_heads_are_closed() {
     let long = format!("GET / HTTP/1.1\r\nHost: weir\r\nX-Long: {}\r\n\r\n", "x".repeat(3000));
     let answer = call(weir.address, &long).await;
     assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_connection_whose_head_cannot_be_read_is_closed_in_order() {
+    let up = upstream(mirror).await;
+    let signed = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let files = tempfile::tempdir().unwrap();
+    let (cert, key) = (files.path().join("cert.pem"), files.path().join("key.pem"));
+    std::fs::write(&cert, signed.cert.pem()).unwrap();
+    std::fs::write(&key, signed.signing_key.serialize_pem()).unwrap();
+    let weir = Weir::start(vec![rule("/", &up)], |server| {
+        server.tls = Some(ServerTls { cert, key, client_ca: None });
+        server.max_header_bytes = 100_000;
+    })
+    .await;
+    let (target, line) = ("x".repeat(66_000), "x".repeat(200_000));
+    for (head, status) in [
+        ("GET / HTTP/1.1\r\nHost weir\r\n\r\n".to_owned(), 400),
+        (format!("GET /{target} HTTP/1.1\r\nHost: weir\r\n\r\n"), 414),
+        (format!("GET / HTTP/1.1\r\nHost: weir\r\nX: {line}\r\n\r\n"), 431),
+    ] {
+        let mut client = tls_client(weir.address, signed.cert.der().clone()).await;
+        client.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        in_time(client.read_to_string(&mut answer)).await.expect("a close_notify ends it");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{status}: {answer}");
+    }
 }
 
 #[tokio::test]

@@ -21,6 +21,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 use weir::clock::Clock;
 use weir::config::Config;
@@ -399,6 +400,24 @@ pub(crate) async fn http2_client(address: SocketAddr) -> SendRequest<Full<Bytes>
     let (client, connection) = handshake.await.unwrap();
     tokio::spawn(connection);
     client
+}
+
+/// Opens a connection inside TLS to a server with this certificate.
+pub(crate) async fn tls_client(
+    address: SocketAddr,
+    certificate: rustls_pki_types::CertificateDer<'static>,
+) -> TlsStream<TcpStream> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(certificate).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let socket = TcpStream::connect(address).await.unwrap();
+    connector.connect("localhost".try_into().unwrap(), socket).await.unwrap()
 }
 
 /// Sends bytes and reads until the other side closes.

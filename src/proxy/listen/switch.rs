@@ -107,7 +107,11 @@ where
         let this = self.get_mut();
         let Some(connection) = &mut this.connection else { return Poll::Ready(Ok(())) };
         if this.stage == Stage::Serving {
-            ready!(connection.poll_without_shutdown(context))?;
+            match ready!(connection.poll_without_shutdown(context)) {
+                // hyper has answered a head that it cannot read, and tells so before it has closed.
+                Err(error) if error.is_parse() => {}
+                ended => ended?,
+            }
             this.stage = Stage::Closing;
             if let Some(sender) = lock(&this.hand_over.0).take()
                 && let Some(connection) = this.connection.take()
