@@ -78,6 +78,17 @@ async fn behind_another(
     breaker: Option<Breaker>,
     mood: fn(usize) -> Mood,
 ) -> (String, usize) {
+    let (answer, connections, _) = sent_behind_another(GET, retry, breaker, mood).await;
+    (answer, connections)
+}
+
+/// As [`behind_another`], with a second request of any kind; returns the time that it took, too.
+async fn sent_behind_another(
+    second: &str,
+    retry: Option<Retry>,
+    breaker: Option<Breaker>,
+    mood: fn(usize) -> Mood,
+) -> (String, usize, Duration) {
     let up = moody_upstream(mood, closing).await;
     let mut rule = tls_rule("/", &up);
     rule.upstream.http2 = Http2::Off;
@@ -87,8 +98,9 @@ async fn behind_another(
     let weir = weir(vec![rule]).await;
     let answer = call(weir.address, GET).await;
     assert!(answer.starts_with(OK), "{answer}");
-    let answer = call(weir.address, GET).await;
-    (answer.lines().next().unwrap_or_default().to_owned(), up.0.connections())
+    let began = Instant::now();
+    let answer = call(weir.address, second).await;
+    (answer.lines().next().unwrap_or_default().to_owned(), up.0.connections(), began.elapsed())
 }
 
 #[tokio::test]
@@ -116,6 +128,23 @@ async fn a_request_that_has_waited_keeps_its_turn_and_its_attempts_behind_a_brea
     let second = |number| if number == 2 { Mood::Refusing } else { Mood::Prompt };
     assert_eq!(behind_another(Some(on_connect(2)), Some(BREAKER), second).await, (OK.to_owned(), 3));
     assert_eq!(behind_another(None, Some(BREAKER), second).await, (FAILED.to_owned(), 2));
+}
+
+#[tokio::test]
+async fn a_request_that_is_not_sent_twice_waits_for_no_turn_behind_a_breaker() {
+    let post = GET.replace("GET", "POST");
+    let websocket = GET.replace("close", "close, upgrade\r\nUpgrade: websocket");
+    for request in [post, websocket] {
+        let mut fastest = Duration::MAX;
+        for _ in 0..3 {
+            let second = |number| if number == 2 { Mood::Refusing } else { Mood::Prompt };
+            let sent = sent_behind_another(&request, Some(on_connect(2)), Some(BREAKER), second).await;
+            assert_eq!((&*sent.0, sent.1), (FAILED, 2), "{request}");
+            fastest = fastest.min(sent.2);
+        }
+        // The turn comes half a second after the first request.
+        assert!(fastest < Duration::from_millis(250), "{request} after {fastest:?}");
+    }
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ use super::feedback::Feedback;
 use super::outgoing::Outgoing;
 use super::plan::Plan;
 use super::record::Record;
+use super::retry;
 use crate::clock::Micros;
 use crate::limiter::{Demand, Entered, LimiterSet, Permit, Receipt, Refusal, Ticket};
 use crate::proxy::error::ProxyError;
@@ -48,7 +49,8 @@ pub(crate) async fn admit(
             record.wait.place = ticket.place();
             let early = client.early.begin(plan.body_bytes);
             let deadline = Instant::now() + limiter_set.wait_of(demand);
-            let waiting = pin!(wait(plan, limiter_set, (ticket, deadline), early.as_ref()));
+            let connects_again = connects_again(plan, head);
+            let waiting = pin!(wait(plan, limiter_set, (ticket, deadline), connects_again, early.as_ref()));
             let waited = traced(record, Part::Wait, while_waiting(client, early.as_ref(), waiting)).await;
             record.wait.end(waited.as_ref().ok().map(|(permit, _)| permit));
             let (permit, ready) = waited?;
@@ -129,11 +131,18 @@ pub(crate) fn traced<T>(
     }
 }
 
+/// Returns whether a failure to connect is followed by another attempt, as the route allows it.
+fn connects_again(plan: &Plan, head: &Request<()>) -> bool {
+    let retry = plan.route.rule.retry.as_ref();
+    retry.is_some_and(|retry| retry.on_connect) && retry::is_harmless(head) && plan.upgrade.is_none()
+}
+
 /// Waits for the turn, and makes sure then that the client has not left behind bytes that were not read before.
 async fn wait(
     plan: &Plan,
     limiter_set: &LimiterSet,
     (mut ticket, deadline): (Ticket, Instant),
+    connects_again: bool,
     early: Option<&EarlyReading<'_>>,
 ) -> Result<(Permit, Ready), ProxyError> {
     ticket.approaching().await;
@@ -141,7 +150,7 @@ async fn wait(
         early.turn_is_near();
     }
     // Boxed, because waiting requests must stay small, and most are far from their turn.
-    let (mut permit, ready) = Box::pin(turn(plan, limiter_set, (ticket, deadline))).await?;
+    let (mut permit, ready) = Box::pin(turn(plan, limiter_set, (ticket, deadline), connects_again)).await?;
     match early {
         Some(early) if Box::pin(has_left(early, &mut permit)).await => Err(ProxyError::ClientGone),
         _ => Ok((permit, ready)),
@@ -157,11 +166,12 @@ async fn has_left(early: &EarlyReading<'_>, permit: &mut Permit) -> bool {
 ///
 /// A failure to open one before the slot changes nothing: the request keeps its turn, and connects then. After the slot it is the
 /// request's own failure. So it is where the route has a breaker, which holds back all others in their order: this one would meet it again
-/// behind later ones. There it ends the request, unless the route tries again: then it is the first attempt, and the turn is kept.
+/// behind later ones. There it ends the request, unless that connects again: then it is the first attempt, and the turn is kept.
 async fn turn(
     plan: &Plan,
     limiter_set: &LimiterSet,
     (ticket, deadline): (Ticket, Instant),
+    connects_again: bool,
 ) -> Result<(Permit, Ready), ProxyError> {
     let refused = |refusal| refused(plan, limiter_set, refusal);
     let upstream = &plan.route.upstream;
@@ -183,10 +193,8 @@ async fn turn(
             Ok((permit, opened.map_or_else(Ready::failed, Ready::from)))
         }
         Either::Right((Err(error), turn)) if plan.route.breaker.is_some() => {
-            let retry = plan.route.rule.retry.as_ref();
-            let is_retried = matches!(error, ProxyError::UpstreamConnect(_))
-                && retry.is_some_and(|retry| retry.on_connect);
-            if is_retried { Ok((turn.await?, Ready::failed(error))) } else { Err(error) }
+            let is_attempt = connects_again && matches!(error, ProxyError::UpstreamConnect(_));
+            if is_attempt { Ok((turn.await?, Ready::failed(error))) } else { Err(error) }
         }
         Either::Right((opened, turn)) => {
             let ready = opened.map_or_else(|_| Ready::default(), Ready::from);

@@ -21,6 +21,11 @@ const IDEMPOTENCY_KEY: &str = "idempotency-key";
 const PAUSE_MIN: Duration = Duration::from_millis(25);
 const PAUSE_MAX: Duration = Duration::from_millis(250);
 
+/// Returns whether a request may arrive twice without harm.
+pub(crate) fn is_harmless<B>(request: &Request<B>) -> bool {
+    request.method().is_idempotent() || request.headers().contains_key(IDEMPOTENCY_KEY)
+}
+
 /// The further attempts of a request.
 pub(crate) struct Retries<'route> {
     rule: &'route Retry,
@@ -38,10 +43,9 @@ impl<'route> Retries<'route> {
         request: &Request<B>,
         wait: Option<Duration>,
     ) -> Option<Retries<'route>> {
-        let is_harmless = request.method().is_idempotent() || request.headers().contains_key(IDEMPOTENCY_KEY);
         let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
         let left = rule.attempts - 1;
-        is_harmless.then_some(Retries { rule, budget, left, deadline })
+        is_harmless(request).then_some(Retries { rule, budget, left, deadline })
     }
 
     /// Returns the rest of the wait.
