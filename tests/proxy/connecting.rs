@@ -155,15 +155,17 @@ async fn a_failed_connection_of_a_retry_replaces_no_response() {
         response
     }
     let mood = |number| if number == 1 { Mood::Prompt } else { Mood::Refusing };
-    let up = moody_upstream(mood, unavailable).await;
-    let mut rule = tls_rule("/", &up);
-    rule.upstream.http2 = Http2::Off;
-    rule.limiters = vec![limiter("slow")];
-    rule.retry = Some(Retry { on_connect: false, on_status: vec![503], ..on_connect(2) });
-    rule.breaker = Some(BREAKER);
-    let answer = call(weir(vec![rule]).await.address, GET).await;
-    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("x-kept: yes"), "{answer}");
-    assert_eq!(up.0.connections(), 2);
+    for connects_again in [false, true] {
+        let up = moody_upstream(mood, unavailable).await;
+        let mut rule = tls_rule("/", &up);
+        rule.upstream.http2 = Http2::Off;
+        rule.limiters = vec![limiter("slow")];
+        rule.retry = Some(Retry { on_connect: connects_again, on_status: vec![503], ..on_connect(2) });
+        rule.breaker = Some(BREAKER);
+        let answer = call(weir(vec![rule]).await.address, GET).await;
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("x-kept: yes"), "{answer}");
+        assert_eq!(up.0.connections(), 2);
+    }
 }
 
 #[tokio::test]

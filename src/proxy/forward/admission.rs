@@ -59,13 +59,14 @@ pub(crate) async fn admit(
     }
 }
 
-/// Takes another permit for a request whose last one was spent.
+/// Takes another permit for a request whose last one was spent. If it `has_response`, it needs a connection as well: a failure to open one
+/// does not replace that.
 pub(crate) async fn readmit(
     plan: &Plan,
     client: &Client,
     outgoing: &mut Outgoing,
     record: &mut Record,
-    wait_max: Duration,
+    (wait_max, has_response): (Duration, bool),
 ) -> Result<(), ProxyError> {
     // What the body would decide is decided without it, so that the next attempt waits for the pause.
     let mut rules = outgoing.feedback.body_rules.take();
@@ -73,7 +74,12 @@ pub(crate) async fn readmit(
     let demand = Demand { wait_max: Some(wait_max), ..plan.demand.clone() };
     record.count_permits();
     record.wait.ask_again();
-    match admit(plan, client, &mut outgoing.head, &demand, record).await {
+    let admitted = admit(plan, client, &mut outgoing.head, &demand, record).await;
+    let usable = |(permit, ready): (_, Ready)| match has_response {
+        true => Ok((permit, ready.unless_failed()?)),
+        false => Ok((permit, ready)),
+    };
+    match admitted.and_then(usable) {
         Ok(admitted) => {
             // Nobody reads the body.
             rules.into_iter().for_each(|rules| rules.end());

@@ -52,7 +52,7 @@ pub(super) async fn attempts(
             }
         }
         if outgoing.permit.is_none() {
-            match readmit(plan, client, outgoing, record, retries.wait()).await {
+            match readmit(plan, client, outgoing, record, (retries.wait(), sent.is_ok())).await {
                 Ok(()) => {}
                 Err(ProxyError::Refused { refusal, .. }) => {
                     record.permits_refused(refusal.limiter());

@@ -127,7 +127,7 @@ async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: 
                 drop(spent);
                 record.end_attempt(Err(&ProxyError::UpstreamProtocol(error)));
                 let wait_max = plan.wait_left(record.wait.total);
-                Box::pin(readmit(plan, client, outgoing, record, wait_max)).await?;
+                Box::pin(readmit(plan, client, outgoing, record, (wait_max, false))).await?;
                 // The request needs a connection of another kind than one that was made ready.
                 outgoing.ready = Ready::default();
             }

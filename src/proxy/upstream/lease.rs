@@ -95,6 +95,17 @@ impl Ready {
         Ready(Some(Err(Box::new(error))))
     }
 
+    /// Returns this, unless it is a failure.
+    ///
+    /// # Errors
+    /// The failure to open a connection.
+    pub(crate) fn unless_failed(mut self) -> Result<Ready, ProxyError> {
+        match self.0.take() {
+            Some(Err(error)) => Err(*error),
+            ready => Ok(Ready(ready)),
+        }
+    }
+
     /// Takes the connection, if there is one and it is still open.
     ///
     /// # Errors
