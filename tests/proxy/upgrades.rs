@@ -17,22 +17,34 @@ const UPLOAD: usize = 12 * 1000 * 1000;
 #[tokio::test]
 async fn a_refused_upload_is_taken_whatever_protocol_its_client_has_named() {
     let up = upstream(mirror).await;
-    let mut rule = rule("/a", &up);
-    rule.limiters = vec![limiter("hourly")];
-    rule.cost = Cost::Fixed(Permits::new(10).unwrap());
-    let weir = weir(vec![rule]).await;
+    let mut limited = rule("/a", &up);
+    limited.limiters = vec![limiter("hourly")];
+    limited.cost = Cost::Fixed(Permits::new(10).unwrap());
     let get = "GET /a HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
-    assert!(call(weir.address, get).await.starts_with("HTTP/1.1 200"));
     let upload = format!("POST /a HTTP/1.1\r\nHost: weir\r\nContent-Length: {UPLOAD}\r\n");
     let by_java =
         format!("{upload}Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n\r\n");
+    // It names no protocol.
+    let switching = scripted_upstream(|mut socket, _| async move {
+        read_head(&mut socket).await;
+        socket.write_all(b"HTTP/1.1 101 Switching Protocols\r\n\r\n").await.unwrap();
+        let _ = socket.read_to_end(&mut Vec::new()).await;
+    })
+    .await;
+    let weir = weir(vec![limited, rule("/switching", &switching)]).await;
+    let switching =
+        "GET /switching HTTP/1.1\r\nHost: weir\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
     let websocket = "GET /missing HTTP/1.1\r\nHost: weir\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\
                      Content-Length: 0\r\n\r\n";
+    assert!(call(weir.address, get).await.starts_with("HTTP/1.1 200"));
     let behind_another = format!("{upload}\r\n");
     let connect = "CONNECT weir:443 HTTP/1.1\r\nHost: weir:443\r\n\r\n".to_owned();
-    for (before, head, status) in
-        [("", by_java, "429"), (websocket, behind_another, "429"), ("", connect, "405")]
-    {
+    for (before, head, status) in [
+        ("", by_java, "429"),
+        (websocket, behind_another.clone(), "429"),
+        (switching, behind_another, "429"),
+        ("", connect, "405"),
+    ] {
         let mut client = TcpStream::connect(weir.address).await.unwrap();
         if !before.is_empty() {
             client.write_all(before.as_bytes()).await.unwrap();

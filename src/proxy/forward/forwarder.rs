@@ -338,7 +338,9 @@ fn respond(
     *response.version_mut() = Version::HTTP_11;
     if response.status() == SWITCHING_PROTOCOLS {
         let timeout = rule.upstream.timeouts.tunnel;
-        let switched = plan.upgrade.as_ref().map(|_| client.switch.want());
+        // A connection that does not switch must not be handed over at its end.
+        let asked = plan.upgrade.as_ref().filter(|_| protocol.is_some());
+        let switched = asked.map(|_| client.switch.want());
         return switch(response, protocol, switched, lease, timeout);
     }
     record.end.outcome = Outcome::Forwarded;

@@ -113,11 +113,12 @@ where
                 ended => ended?,
             }
             this.stage = Stage::Closing;
-            if let Some(sender) = lock(&this.hand_over.0).take()
+            // A receiver that is gone has left with the tunnel, and the connection ends as any other.
+            if let Some(sender) = lock(&this.hand_over.0).take().filter(|sender| !sender.is_closed())
                 && let Some(connection) = this.connection.take()
             {
                 let parts = connection.into_parts();
-                // A receiver that is gone has left with the tunnel, and the connection ends.
+                // It may go at this moment.
                 let _ = sender.send((Box::pin(parts.io.into_inner()), parts.read_buf));
                 return Poll::Ready(Ok(()));
             }
