@@ -205,8 +205,7 @@ async fn a_limiter_by_client_gives_each_its_own_limit() {
         assert_eq!(connection.ask(&with_token("/all", token)).await.status, status, "{token}");
     }
     assert_eq!(weir.available_of("api", "billing").await, [0]);
-    let other = weir.ask("/api/limiters/api?partition=other").await;
-    assert_eq!(other.status, 400, "no client has this name");
+    assert_eq!(weir.available_of("api", "other").await, [2]);
 }
 
 /// Returns a configuration of one route with further keys of `server`.
