@@ -240,7 +240,7 @@ impl Chosen {
             return Ok(Chosen { inspection, partition: Value::Null });
         }
         let key = config.keys.get(&name).ok_or(NotFound::Partition)?;
-        let named = NamedPartition::read(config, key, &values).map_err(ChooseError::Partition)?;
+        let named = NamedPartition::read(key, &values).map_err(ChooseError::Partition)?;
         let inspection = limiters.find(&name, Some(named.partition))?;
         Ok(Chosen { inspection, partition: named.shown })
     }

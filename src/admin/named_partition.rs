@@ -27,7 +27,7 @@ impl NamedPartition {
     ///
     /// # Errors
     /// The reason why no request has these values.
-    pub(super) fn read(config: &Config, key: &[KeyPart], values: &[Cow<'_, str>]) -> Result<Self, String> {
+    pub(super) fn read(key: &[KeyPart], values: &[Cow<'_, str>]) -> Result<Self, String> {
         if values.len() != key.len() {
             let parts: Vec<String> = key.iter().map(KeyPart::to_string).collect();
             let (has, given) = (counted(key.len(), "part"), counted(values.len(), "value"));
@@ -36,7 +36,7 @@ impl NamedPartition {
                 parts.join(", ")
             ));
         }
-        let read = key.iter().zip(values).map(|(part, value)| one(config, part, value));
+        let read = key.iter().zip(values).map(|(part, value)| part.read_as(value).map_err(str::to_owned));
         let read = read.collect::<Result<Vec<_>, _>>()?;
         let shown = key.iter().zip(&read).map(|(part, value)| {
             let value = if part.is_credential() { HIDDEN } else { value };
@@ -47,18 +47,6 @@ impl NamedPartition {
             shown: shown.collect::<Map<_, _>>().into(),
         })
     }
-}
-
-/// Reads one value as requests with it are read.
-fn one<'a>(config: &Config, part: &'a KeyPart, value: &'a str) -> Result<Cow<'a, str>, String> {
-    let value = part.read_as(value).map_err(str::to_owned)?;
-    if *part == KeyPart::Client
-        && let Some(clients) = &config.clients
-        && !clients.names().iter().any(|name| **name == *value)
-    {
-        return Err(format!("no client is named {value:?}"));
-    }
-    Ok(value)
 }
 
 fn counted(count: usize, of: &str) -> String {
@@ -79,7 +67,7 @@ pub(super) fn logged(
 ) -> Option<Partition> {
     let values = values(query);
     let named = limiter.and_then(|limiter| config.keys.get(limiter));
-    let named = named.and_then(|key| NamedPartition::read(config, key, &values).ok());
+    let named = named.and_then(|key| NamedPartition::read(key, &values).ok());
     let as_given = || Partition::of(values.iter().map(|value| Some(value.as_bytes())));
     (!values.is_empty()).then(|| named.map_or_else(as_given, |named| named.partition))
 }
@@ -108,7 +96,7 @@ routes: [{name: a, match: {}, upstream: 'http://a', limiters: off}]
     fn read(limiter: &str, query: &str) -> Result<NamedPartition, String> {
         let config = config::parse(Path::new("weir.yaml"), KEYS).unwrap().config;
         let key = &config.keys[&LimiterName::parse(limiter).unwrap()];
-        NamedPartition::read(&config, key, &values(Some(query)))
+        NamedPartition::read(key, &values(Some(query)))
     }
 
     fn of(parts: &[&str]) -> Partition {
@@ -161,7 +149,6 @@ routes: [{name: a, match: {}, upstream: 'http://a', limiters: off}]
                 "partition=not-an-ip",
                 "expected an address, such as 192.0.2.1 or 2001:db8::, for a `key` of client_ip",
             ),
-            ("client", "partition=bill", "no client is named \"bill\""),
         ] {
             assert_eq!(read(limiter, query).unwrap_err(), fault, "{query}");
         }
