@@ -11,7 +11,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use serde_json::json;
 use tokio::net::TcpListener;
-use weir::config::model::{Breaker, Http2, Retry};
+use weir::config::model::{Breaker, Http2, JsonPath, PauseRule, Retry};
 
 use crate::support::{
     Mood, Up, Weir, call, http2_client, in_time, limiter, mirror, moody_upstream, rule, scripted_upstream,
@@ -166,6 +166,36 @@ async fn a_failed_connection_of_a_retry_replaces_no_response() {
         assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("x-kept: yes"), "{answer}");
         assert_eq!(up.0.connections(), 2);
     }
+}
+
+#[tokio::test]
+async fn a_pause_lasts_from_its_first_report() {
+    async fn limited(request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let mut response = closing(request).await;
+        *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+        response
+    }
+    let mood = |number| if number == 1 { Mood::Prompt } else { Mood::Refusing };
+    let up = moody_upstream(mood, limited).await;
+    let mut rule = tls_rule("/", &up);
+    rule.upstream.http2 = Http2::Off;
+    rule.limiters = vec![limiter("slow")];
+    let by_body = vec![(JsonPath::parse("error.code").unwrap(), "quota".to_owned())];
+    let lasting = Some(Duration::from_secs(3));
+    let quota = PauseRule { json: by_body, lasting, ..PauseRule::of(429) };
+    rule.pause_rules = vec![Arc::new([quota, PauseRule { lasting, ..PauseRule::of(429) }])];
+    rule.retry = Some(Retry { on_connect: false, on_status: vec![429], ..on_connect(2) });
+    rule.breaker = Some(BREAKER);
+    let weir = weir(vec![rule]).await;
+    let answer = call(weir.address, GET).await;
+    assert!(answer.starts_with("HTTP/1.1 429"), "{answer}");
+    assert_eq!(up.0.connections(), 2, "it has failed behind the pause");
+    // The body ends with the answer, and is reported behind it.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let states = weir.limiters.inspect().await;
+    let slow = states.iter().find(|state| state.limiter.name.as_str() == "slow").unwrap();
+    let left = slow.pause.as_ref().map(|pause| pause.left);
+    assert!(left.is_none_or(|left| left < Duration::from_millis(1500)), "{left:?}");
 }
 
 #[tokio::test]

@@ -103,6 +103,7 @@ fn report(
         by_body,
         wait,
         since: Instant::now(),
+        reported: None,
         is_rejection,
         coding: coding::name(headers),
         begin: Vec::new(),

@@ -83,6 +83,8 @@ pub(crate) struct BodyRules {
     /// How long the upstream asks to be left alone, and since when.
     pub(crate) wait: Option<Duration>,
     pub(crate) since: Instant,
+    /// The first report of a pause, from which all pauses last.
+    pub(crate) reported: Option<Instant>,
     /// True if it was counted as a rejection, because its status alone says so, or the begin of its body.
     pub(crate) is_rejection: bool,
     /// The name of the body's content coding; empty without one.
@@ -103,12 +105,15 @@ impl BodyRules {
     fn decide(&self) -> Vec<(LimiterName, AskedPause)> {
         let document = coding::begin(&self.coding, &self.begin, LOOKED_AT_MAX);
         let wait = self.wait.map(|wait| wait.saturating_sub(self.since.elapsed()));
+        let past = self.reported.map_or(Duration::ZERO, |reported| reported.elapsed());
         let says = |rule: &&PauseRule| {
             rule.json.iter().all(|(path, value)| value_at(&document, path).as_ref() == Some(value))
         };
         let decided = self.by_body.iter().filter_map(|ByBody { limiter, rules }| {
             let rule = rules.iter().find(says)?;
-            Some((limiter.clone(), pause(rule, wait)))
+            let AskedPause { status, wait } = pause(rule, wait);
+            let wait = if rule.lasting.is_some() { wait.map(|wait| wait.saturating_sub(past)) } else { wait };
+            Some((limiter.clone(), AskedPause { status, wait }))
         });
         decided.collect()
     }
@@ -117,6 +122,7 @@ impl BodyRules {
     pub(crate) fn report(&mut self) {
         let pauses = self.decide();
         let (Some((_, asked)), Some(limiter_set)) = (pauses.first(), &self.route.limiter_set) else { return };
+        self.reported.get_or_insert_with(Instant::now);
         let is_first = !std::mem::replace(&mut self.is_rejection, true);
         if is_first {
             self.route.metrics.upstream_rejected(asked.status);
