@@ -114,6 +114,7 @@ routes: [{name: a, match: {}, upstream: 'http://a', limiters: off}]
                 json!({"header:x-t": "a b", "path:1": "c d"}),
             ),
             ("host", "partition=API.Example.com.", &["api.example.com"], json!({"host": "api.example.com"})),
+            ("host", "partition=[2001:DB8::1]", &["[2001:db8::1]"], json!({"host": "[2001:db8::1]"})),
             ("address", "partition=::ffff:127.0.0.1", &["127.0.0.1"], json!({"client_ip": "127.0.0.1"})),
             (
                 "address",
@@ -148,6 +149,11 @@ routes: [{name: a, match: {}, upstream: 'http://a', limiters: off}]
                 "address",
                 "partition=not-an-ip",
                 "expected an address, such as 192.0.2.1 or 2001:db8::, for a `key` of client_ip",
+            ),
+            (
+                "host",
+                "partition=api.example.com:8080",
+                "expected a host without a port, such as api.example.com or [2001:db8::1], for a `key` of host",
             ),
         ] {
             assert_eq!(read(limiter, query).unwrap_err(), fault, "{query}");

@@ -70,6 +70,9 @@ impl KeyPart {
     /// The fault of a value that no request can have.
     pub(crate) fn read_as<'a>(&'a self, value: &'a str) -> Result<Cow<'a, str>, &'static str> {
         match self {
+            KeyPart::Host if has_port(value) => Err(
+                "expected a host without a port, such as api.example.com or [2001:db8::1], for a `key` of host",
+            ),
             KeyPart::Host => Ok(value.strip_suffix('.').unwrap_or(value).to_ascii_lowercase().into()),
             KeyPart::ClientIp { ipv4, ipv6 } => match value.parse::<IpAddr>() {
                 Ok(address) => Ok(network(address, *ipv4, *ipv6).to_string().into()),
@@ -126,6 +129,12 @@ pub(super) fn is_secret_name(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let words = ["auth", "cookie", "key", "token", "secret", "password", "signature", "credential"];
     words.iter().any(|word| name.contains(word))
+}
+
+/// Returns whether anything follows a host that is an address in brackets, or a name.
+fn has_port(value: &str) -> bool {
+    let after_address = value.strip_prefix('[').and_then(|value| value.split_once(']'));
+    after_address.map_or(value, |(_, rest)| rest).contains(':')
 }
 
 /// Returns the first address of a client's network: one client has many addresses of IPv6.
