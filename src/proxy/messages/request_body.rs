@@ -108,8 +108,7 @@ impl Drop for Streaming {
 impl RequestBody {
     /// Wraps the client's body, with the longest time between two pieces. Returns a view of it as well, unless it is empty. Up to
     /// `kept_max` bytes are copied for another attempt. Trailers named in `no_trailers` are removed. A body that is dropped before its end
-    /// sets `unread`; until its end the client is busy, and
-    /// not idle.
+    /// sets `unread`; until its end the client is busy, and not idle.
     pub(crate) fn new(
         incoming: ClientBody,
         idle_timeout: Duration,
