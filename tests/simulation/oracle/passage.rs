@@ -173,7 +173,9 @@ impl Oracle {
         let is_calm = self.limiters.are_unchanged_since(asked)
             && self.limiters.are_of_one_configuration()
             && !self.faults.stood_still_since(replica, asked);
-        let evidence = (present <= waiting_max && is_calm).then(|| Evidence {
+        // Where callers share a quota, or there is no queue, as many may wait as do.
+        let is_bounded = waiting_max < u64::MAX;
+        let evidence = (is_bounded && present <= waiting_max && is_calm).then(|| Evidence {
             sent: present,
             limit: waiting_max,
             detail: format!("request {}, in replica {replica}", request.number),
