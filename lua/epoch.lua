@@ -150,7 +150,7 @@ do
     -- that: nobody else makes one so (note_live).
     local function is_whole(live_key)
       if redis.call("ZSCORE", live_key, ITSELF) then return true end
-      if not redis.call("ZRANGEBYSCORE", live_key, "-inf", "+inf", "LIMIT", 0, 1)[1] then return false end
+      if not redis.call("ZRANGEBYSCORE", live_key, "0", "+inf", "LIMIT", 0, 1)[1] then return false end
       redis.call("ZADD", live_key, FOREVER, ITSELF)
       return true
     end
