@@ -109,7 +109,7 @@ pub(crate) struct Server {
     /// closed. Default `60s`.
     #[schemars(extend("examples" = ["20s"]))]
     pub(crate) write_timeout: Option<Text<Duration>>,
-    /// The most bytes of a request's headers, 8KiB to 1MiB. Over HTTP/1 there may be 200 lines of them, whatever their size. A larger head gets
+    /// The most bytes of a request's headers, 8KiB to 1MiB. Over HTTP/1 there may be 100 lines of them, whatever their size. A larger head gets
     /// a 431 without a body. Default `64KiB`.
     #[schemars(extend("examples" = ["128KiB"]))]
     pub(crate) max_header_bytes: Option<Text<Size>>,

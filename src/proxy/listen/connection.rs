@@ -36,9 +36,6 @@ use crate::proxy::net::windows::{OwnFrames, Windows};
 
 /// The smallest read buffer that hyper accepts. A smaller limit holds by the size of the head alone.
 const HTTP1_BUFFER_MIN: usize = 8 * 1024;
-/// The most lines of a request's head over HTTP/1; hyper allows 100 of its own accord. The room for them, 64 bytes each, is taken while a head is
-/// parsed, and not while the connection is idle.
-const HTTP1_HEADERS_MAX: usize = 200;
 /// The most requests of a client on one HTTP/2 connection, waiting ones included.
 const HTTP2_STREAMS_MAX: u32 = 1024;
 /// The most unread bytes of bodies: of a stream whose body is being read, and of a connection. The first is what a distant client can
@@ -142,7 +139,6 @@ fn http1(server: &Server) -> http1::Builder {
         .timer(TokioTimer::new())
         // `drive` limits that time, because it tells an idle connection from a head without an end.
         .header_read_timeout(None)
-        .max_headers(HTTP1_HEADERS_MAX)
         .max_header_size(header_bytes_max)
         .max_buf_size(header_bytes_max.max(HTTP1_BUFFER_MIN));
     builder
