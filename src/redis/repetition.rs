@@ -33,6 +33,11 @@ impl Turn {
         Turn { is_repeated: true, ..self }
     }
 
+    /// Returns whether this is the call's repetition.
+    pub(super) fn is_repeated(self) -> bool {
+        self.is_repeated
+    }
+
     /// Returns whether the call may be made once more.
     pub(super) fn may_be_repeated(self) -> bool {
         !self.is_repeated && !self.again().is_too_late()
@@ -52,12 +57,12 @@ impl Turn {
 /// An answer, and whether the repetition got it.
 type Heard<T> = (T, bool);
 
-type Made<T> = Fuse<BoxFuture<'static, Result<T, StoreError>>>;
+type UnderWay<T> = Fuse<BoxFuture<'static, Result<T, StoreError>>>;
 
 /// A call under way, and its repetition, which begins when it is first waited for.
 pub(super) struct Twice<T> {
-    first: Made<T>,
-    second: Made<T>,
+    first: UnderWay<T>,
+    second: UnderWay<T>,
     /// The second's answer, which did not count in time.
     kept: Option<T>,
 }
