@@ -188,7 +188,7 @@ fn reason(why: &str) -> String {
 /// Reads a file as text, without its last newline.
 ///
 /// # Errors
-/// What is wrong with it. A pipe that has been read before has nothing left, and must not pass for an empty value.
+/// The fault of the file. A pipe that has been read before has nothing left, and must not pass for an empty value.
 pub(crate) fn read(path: &Path) -> Result<String, String> {
     let shown = quoted(&path.to_string_lossy());
     let mut text = String::new();

@@ -47,7 +47,7 @@ impl RedisStore {
         let may_fail_over = self.connection.shared.connections.servers().may_fail_over();
         let (server, memory) = match &mut connection.wire {
             Wire::Cluster(nodes) => {
-                // What comes before a call for a slot that moves between two nodes, and before no other call.
+                // It comes before a call for a slot that moves between two nodes, and before no other call.
                 let primaries = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
                 let asked = nodes.route_command(redis::cmd("ASKING"), primaries).await;
                 asked.and_then(Value::extract_error).map_err(refused)?;

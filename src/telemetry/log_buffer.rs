@@ -162,7 +162,7 @@ impl LogBuffer {
             let written = write_all(&mut output, &batch);
             let (done, left) = batch.split_at_checked(written).unwrap_or((&batch, &[]));
             torn = done.last().map_or(torn, |last| *last != b'\n');
-            // What ends a torn line is no line itself.
+            // The end of a torn line is no line itself.
             let mending_lost = usize::from(mends && written == 0);
             let lost = left.iter().filter(|byte| **byte == b'\n').count() - mending_lost;
             let dropped = self.finish(&mut batch, lost);

@@ -38,7 +38,7 @@ pub(super) type Override = (Partition, Arc<str>, Vec<Limit>);
 pub(super) struct Rules<'a> {
     pub(super) key: Option<&'a [KeyPart]>,
     pub(super) guard: Option<Duration>,
-    /// What its classes may use of each window; none without a share.
+    /// The parts of each window that its classes may use; none without a share.
     pub(super) bounds: &'a [Bound],
     /// The names of `clients`, if there are any.
     pub(super) clients: Option<&'a HashSet<&'a str>>,

@@ -56,7 +56,7 @@ struct Own {
 pub(in crate::limiter) enum OwnCopy {
     /// Nothing: the replica has not reported to the store's present memory yet, or nobody would hear.
     Withheld,
-    /// What has changed.
+    /// The part that has changed.
     Changes,
     /// All: the replica has ended.
     Final,

@@ -68,7 +68,7 @@ pub(crate) async fn readmit(
     record: &mut Record,
     (wait_max, has_response): (Duration, bool),
 ) -> Result<(), ProxyError> {
-    // What the body would decide is decided without it, so that the next attempt waits for the pause.
+    // The body's decision is made without it, so that the next attempt waits for the pause.
     let mut rules = outgoing.feedback.body_rules.take();
     rules.iter_mut().for_each(|rules| rules.report());
     let demand = Demand { wait_max: Some(wait_max), ..plan.demand.clone() };

@@ -223,8 +223,8 @@ impl RedisServer {
         self.info("persistence", "rdb_changes_since_last_save").await
     }
 
-    /// Returns the number of keys, without weir's epoch and replicas, and the fleet's figures, which stay for weeks. Expired keys that the
-    /// server has not removed yet count.
+    /// Returns the number of keys, without weir's epoch, list of states and replicas, and the fleet's figures, which stay for weeks. Expired
+    /// keys that the server has not removed yet count.
     pub(crate) async fn size(&self) -> u64 {
         let number = |value| redis::from_redis_value::<u64>(value).expect("a number");
         let figures: Vec<String> =

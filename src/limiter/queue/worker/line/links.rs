@@ -173,7 +173,7 @@ impl LineCore {
         // A class may have got another ceiling, or a caller another class. The line finds requests by their costs: those that it has stay
         // in the way of their own callers, unless it begins anew.
         if has_others || costs_before != costs(self) {
-            // What was dealt for other costs, or in another line, nobody can take back. It counts as used.
+            // Nobody can take back slots that were dealt for other costs, or in another line. They count as used.
             self.lose(|slot| matches!(slot.source, Source::Store(_)), now);
             self.owed.unused.clear();
             self.calls.abandoned.clear();
