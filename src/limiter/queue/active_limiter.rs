@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
@@ -285,7 +285,7 @@ impl ActiveLimiter {
         let limiter = self.limiter.load();
         let partitions_max =
             limiter.partitioned.as_ref().map_or(u32::MAX, |partitioned| partitioned.max_partitions);
-        let mut partitions = self.partitions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut partitions = self.queues_of_partitions();
         let is_full = partitions.len() >= usize::try_from(partitions_max).unwrap_or(usize::MAX)
             || !self.session.store.has_room(&self.name, partition, partitions_max);
         if is_full && !partitions.contains_key(&partition) {
@@ -296,8 +296,12 @@ impl ActiveLimiter {
         Ok(())
     }
 
+    fn queues_of_partitions(&self) -> MutexGuard<'_, HashMap<Partition, u32>> {
+        self.partitions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn dismiss(&self, partition: Partition) {
-        let mut partitions = self.partitions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut partitions = self.queues_of_partitions();
         if let Some(queues) = partitions.get_mut(&partition) {
             *queues -= 1;
             if *queues == 0 {
@@ -376,6 +380,13 @@ impl LimiterInstance {
     /// A refusal with this `retry_after`, if the limiter has as many partitions as it may have.
     pub(in crate::limiter) fn admit(&self, retry_after: Duration) -> Result<(), Refusal> {
         self.partition.map_or(Ok(()), |partition| self.active.admit(partition, retry_after))
+    }
+
+    /// Counts one more queue of this limiter or partition, however many there are.
+    pub(in crate::limiter) fn enlist(&self) {
+        if let Some(partition) = self.partition {
+            *self.active.queues_of_partitions().entry(partition).or_default() += 1;
+        }
     }
 
     /// Counts one queue less of this limiter or partition.

@@ -14,7 +14,7 @@ use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Costs, Flow, Freed, LimiterName, OnStoreFailure, Refusal};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::expected_costs::ExpectedCosts;
-use crate::limiter::queue::inbox::{Caller, Inbox, InboxSnapshot, Unsent};
+use crate::limiter::queue::inbox::{Caller, Inbox, InboxSnapshot, LastEvents, Unsent};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::permit::{OriginQueue, Permit, PermitReport, Returned};
 use crate::limiter::queue::prefetch::Batch;
@@ -310,8 +310,8 @@ impl Queue {
         !self.has_permits_out() && self.inbox().end_if_idle()
     }
 
-    /// Ends the queue, and takes out all arrivals and returned permits.
-    pub(in crate::limiter) fn end(&self) -> (VecDeque<Arrival<Caller>>, Vec<Returned>) {
+    /// Ends the queue, and takes out what has come.
+    pub(in crate::limiter) fn end(&self) -> LastEvents {
         self.inbox().end()
     }
 

@@ -98,6 +98,14 @@ pub(in crate::limiter) struct InboxSnapshot {
     pub(in crate::limiter) prefetch: PrefetchSnapshot,
 }
 
+/// The events that have come when a queue ends.
+pub(in crate::limiter) struct LastEvents {
+    pub(in crate::limiter) arrivals: VecDeque<Arrival<Caller>>,
+    pub(in crate::limiter) returned: Vec<Returned>,
+    /// The merged signals of the upstream.
+    pub(in crate::limiter) report: Option<PendingReport>,
+}
+
 /// The number of requests that were refused by the store or spread, counted in steps of [`KEPT_FOR`].
 #[derive(Default)]
 struct RefusalRate {
@@ -229,9 +237,14 @@ impl Inbox {
         is_idle
     }
 
-    /// Ends the queue, and takes out all arrivals and returned permits.
-    pub(in crate::limiter) fn end(&mut self) -> (VecDeque<Arrival<Caller>>, Vec<Returned>) {
+    /// Ends the queue, and takes out what has come.
+    pub(in crate::limiter) fn end(&mut self) -> LastEvents {
         self.phase = Phase::Ended;
-        (std::mem::take(&mut self.arrivals), std::mem::take(&mut self.events.returned))
+        let events = std::mem::take(&mut self.events);
+        LastEvents {
+            arrivals: std::mem::take(&mut self.arrivals),
+            returned: events.returned,
+            report: events.report,
+        }
     }
 }

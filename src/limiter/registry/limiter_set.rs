@@ -171,11 +171,17 @@ impl LimiterSet {
 
     /// Reports to the queue that gave the permit, or, if it has ended, to the present queue of these partitions.
     fn tell(&self, partitions: &[Option<Partition>], receipt: &Receipt, report: PermitReport) {
-        if let Err(report) = receipt.queue.report(report)
-            && let Ok((Some(queue), _)) = self.destination(partitions)
+        let mut told = receipt.queue.report(report);
+        let enforced: Vec<LimiterInstance> = match &told {
+            Ok(()) => return,
+            Err(_) => self.instances(partitions).filter(|instance| !instance.active.is_shadow()).collect(),
+        };
+        // A queue may end as soon as it was found. None is found once weir is shutting down.
+        while let Err(report) = told
+            && !enforced.is_empty()
+            && let Ok(queue) = self.inner.queues.find_for_used(&enforced)
         {
-            // If this queue has ended too, no request waits, and the report would change little.
-            let _ = queue.report(report);
+            told = queue.report(report);
         }
     }
 

@@ -80,6 +80,29 @@ impl Queues {
         self: &Arc<Queues>,
         instances: &[LimiterInstance],
     ) -> Result<Arc<Queue>, Refusal> {
+        self.find_or_make(instances, |instance| instance.admit(self.linger))
+    }
+
+    /// Finds or makes the queue of these limiters, as [`Queues::find`] does, for permits that have been used. They count without being
+    /// admitted: else who fills the partitions would pay no more than it has estimated.
+    ///
+    /// # Errors
+    /// A refusal if weir is shutting down.
+    pub(in crate::limiter) fn find_for_used(
+        self: &Arc<Queues>,
+        instances: &[LimiterInstance],
+    ) -> Result<Arc<Queue>, Refusal> {
+        self.find_or_make(instances, |instance| {
+            instance.enlist();
+            Ok(())
+        })
+    }
+
+    fn find_or_make(
+        self: &Arc<Queues>,
+        instances: &[LimiterInstance],
+        admit: impl Fn(&LimiterInstance) -> Result<(), Refusal>,
+    ) -> Result<Arc<Queue>, Refusal> {
         let mut shard = self.shard(instances);
         if let Some(queue) = shard.get(instances).filter(|queue| !queue.has_ended()) {
             return Ok(queue.clone());
@@ -90,7 +113,7 @@ impl Queues {
             return Err(queue.closed());
         }
         for (place, instance) in instances.iter().enumerate() {
-            if let Err(refusal) = instance.admit(self.linger) {
+            if let Err(refusal) = admit(instance) {
                 instances[..place].iter().for_each(LimiterInstance::dismiss);
                 return Err(refusal);
             }

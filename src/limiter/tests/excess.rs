@@ -7,14 +7,15 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::clock::{Clock, Micros};
-use crate::limiter::Limiters;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::search::Found;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::{Algorithm, Limit, Limiter, OnStoreFailure, Permits, TrueCost};
 use crate::limiter::tests::latent_store::LatentStore;
+use crate::limiter::tests::limiter_set::{fleet, of, partitioned};
 use crate::limiter::tests::oracle::{LEASE, START};
 use crate::limiter::tests::{enter, granted, limiter, limiter_set};
+use crate::limiter::{Entered, Limiters};
 use crate::telemetry::Metrics;
 
 const SECOND: Micros = Micros::from_millis(1000);
@@ -124,4 +125,51 @@ async fn a_cost_beyond_its_estimate_is_told_when_the_store_is_back() {
         drop(enter(&limiter_set).await);
     }
     assert_eq!(store.written_back(), 7);
+}
+
+/// A queue ends before the response comes, and others fill the partitions.
+#[tokio::test(start_paused = true)]
+async fn a_cost_beyond_its_estimate_is_told_where_the_partitions_are_full() {
+    let linger = Duration::from_millis(10);
+    let own = limiter(100, Duration::from_secs(60), Duration::from_secs(1));
+    let fleet = fleet(&[partitioned(Limiter::clone(&own), 1)], Duration::ZERO, linger);
+    let set = limiter_set(&fleet.limiters, &["api"]);
+    let (slow, other) = ([of(1)], [of(2)]);
+    let receipt = limiter_set::granted(&set, &slow).await.commit().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // Refused until the first queue has ended.
+    let kept = loop {
+        assert!(Instant::now() < deadline, "the queue does not end");
+        match limiter_set::enter(&set, &other).await {
+            Ok(entered) => break entered,
+            Err(_) => sleep(linger).await,
+        }
+    };
+    assert_eq!(limiter_set::refused_by(&set, &slow).await, "api", "the partitions are not full");
+    set.settle(&slow, &receipt, |_| Some(TrueCost { permits: 8, is_refunded: true }));
+    while fleet.left("api", slow[0]).await != Some(92) {
+        assert!(Instant::now() < deadline, "nothing is told");
+        sleep(linger).await;
+    }
+    drop(kept);
+}
+
+/// The last responses settle while the store is slow, and the queues close.
+#[tokio::test(start_paused = true)]
+async fn a_cost_beyond_its_estimate_is_told_before_a_queue_closes() {
+    let own = Limiter::clone(&limiter(100, Duration::from_secs(60), Duration::from_secs(1)));
+    let fleet = fleet(&[own], Duration::from_millis(100), Duration::from_secs(1));
+    let set = limiter_set(&fleet.limiters, &["api"]);
+    let receipt = async || match enter(&set).await.unwrap() {
+        Entered::Granted(permit) => permit.commit().unwrap(),
+        Entered::Waiting(ticket) => ticket.turn().await.unwrap().commit().unwrap(),
+    };
+    let receipts = [receipt().await, receipt().await];
+    for receipt in &receipts {
+        set.settle(&[], receipt, |_| Some(TrueCost { permits: 8, is_refunded: true }));
+        // The first report is on its way, and the second one has still to be sent.
+        sleep(Duration::from_millis(10)).await;
+    }
+    fleet.limiters.close().await;
+    assert_eq!(fleet.left("api", None).await, Some(84));
 }

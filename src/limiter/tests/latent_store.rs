@@ -123,7 +123,13 @@ impl Store for LatentStore {
         if self.is_away.load(Ordering::Relaxed) {
             return ready(Err(StoreError::Away)).boxed();
         }
-        self.store.report_upstream(limiter_ref, report)
+        async move {
+            if self.delay > Duration::ZERO {
+                sleep(self.delay).await;
+            }
+            self.store.report_upstream(limiter_ref, report).await
+        }
+        .boxed()
     }
 
     fn write_back<'a>(

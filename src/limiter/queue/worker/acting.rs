@@ -65,10 +65,11 @@ impl Worker {
         }
     }
 
-    /// Ends the queue, if nothing has come meanwhile and nobody holds it. Returns whether it has ended.
+    /// Ends the queue, if nothing has come meanwhile and nobody holds it. Returns whether the worker has ended: a queue that closes ends
+    /// before its last requests have been told.
     fn end_if_idle(&mut self) -> bool {
-        let is_idle = self.store_calls.late.is_empty() && self.reporter.is_idle();
-        self.queue.has_ended() || (is_idle && self.queue.end_if_idle())
+        let may_end = || self.store_calls.late.is_empty() && self.queue.end_if_idle();
+        self.reporter.is_idle() && (self.queue.has_ended() || may_end())
     }
 
     /// Gives a request its permit. If it has left, the next one gets the slot.

@@ -13,7 +13,7 @@ use super::state::{Worker, limits};
 use super::store_calls::next_result;
 use crate::clock::{Micros, Moment};
 use crate::limiter::queue::handle::Queue;
-use crate::limiter::queue::inbox::{Caller, InboxSnapshot, Phase};
+use crate::limiter::queue::inbox::{Caller, InboxSnapshot, LastEvents, Phase};
 use crate::limiter::queue::permit::{Exchange, Returned};
 use crate::limiter::queue::request::{Arrival, Asker};
 use crate::limiter::recovery::session::Known;
@@ -95,8 +95,9 @@ impl Worker {
         let is_closing = inbox.phase == Phase::Closing;
         self.gather_events(inbox, arrivals, &known, now);
         if is_closing {
-            let (arrived, returned) = self.queue.end();
-            self.events.extend(arrived.into_iter().map(|arrival| self.requests.arrived(arrival)));
+            let LastEvents { arrivals, returned, report } = self.queue.end();
+            self.take_report(report, now);
+            self.events.extend(arrivals.into_iter().map(|arrival| self.requests.arrived(arrival)));
             self.events.extend(returned.into_iter().map(|returned| self.requests.returned(returned)));
             self.events.push(Event::Close);
         }
