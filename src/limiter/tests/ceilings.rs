@@ -6,11 +6,11 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use crate::clock::Clock;
-use crate::limiter::model::{Class, Limiter, LimiterName, Order, QueueLimits, QuotaShare, TrueCost};
+use crate::limiter::model::{Class, Limiter, LimiterName, Order, Permits, QueueLimits, QuotaShare, TrueCost};
 use crate::limiter::store::memory::MemoryStore;
 use crate::limiter::tests::limiter_set;
 use crate::limiter::tests::limiter_set::{Fleet, enter, fleet, limiter, of, partitioned, pass};
-use crate::limiter::{Entered, Limiters, Refusal};
+use crate::limiter::{Demand, Entered, Limiters, Refusal};
 use crate::telemetry::Metrics;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -58,6 +58,37 @@ async fn a_ceiling_is_charged_with_what_a_response_costs_beyond_its_estimate() {
     sleep(SECOND / 10).await;
     pass(&set, &[of(1)]).await.unwrap_err();
     pass(&set, &[of(2)]).await.unwrap();
+}
+
+/// A response costs less than was estimated, and its caller has got another class meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_ceiling_gets_nothing_back_that_it_was_not_charged_with() {
+    // So many that neither the limit nor its ceiling, of 2000, tells permits of the same millisecond apart.
+    let limiter_of = |ceiling_ppm| {
+        let mut own = Limiter { limits: limiter("api", 40_000, 1).limits, ..shared(10) };
+        if let Order::Shared(share) = &mut own.order {
+            share.classes =
+                share.classes.iter().map(|class| Class { ceiling_ppm, ..class.clone() }).collect();
+        }
+        own
+    };
+    let fleet = fleet_of(limiter_of(None));
+    let set = limiter_set(&fleet.limiters, &["api"]);
+    let permit = async |cost| {
+        let wait_max = Some(SECOND / 50);
+        let demand = Demand { wait_max, ..Demand::of(Permits::new(cost).unwrap()) };
+        match set.enter(&[of(1)], demand).await? {
+            Entered::Granted(permit) => Ok(permit),
+            Entered::Waiting(ticket) => ticket.turn().await,
+        }
+    };
+    let receipt = permit(100).await.unwrap().commit().unwrap();
+    fleet.apply(&[limiter_of(Some(50_000))]);
+    permit(2000).await.unwrap().commit();
+    assert!(permit(50).await.is_err(), "the ceiling has 2000");
+    set.settle(&[of(1)], &receipt, |_| Some(TrueCost { permits: 1, is_refunded: true }));
+    sleep(SECOND / 100).await;
+    assert!(permit(50).await.is_err(), "the other class had no ceiling");
 }
 
 #[tokio::test(start_paused = true)]

@@ -169,6 +169,9 @@ impl LineCore {
             core.flow_queues.keys().map(|key| core.costs(key)).collect()
         };
         let costs_before = costs(self);
+        if self.limits.shared != limits.shared {
+            self.owed.shared_since = now;
+        }
         self.limits = limits;
         // A class may have got another ceiling, or a caller another class. The line finds requests by their costs: those that it has stay
         // in the way of their own callers, unless it begins anew.
@@ -197,7 +200,12 @@ impl LineCore {
 
     /// Gives a slot of a flow queue back.
     pub(super) fn give_back(&mut self, slot: Slot, key: &FlowQueueKey, out: &mut Vec<Action>) {
-        self.give_back_unused(self.unused(key, slot.at), slot.source, out);
+        let mut unused = self.unused(key, slot.at);
+        if slot.due <= self.owed.shared_since {
+            // Its caller may have changed its class. The ceiling of this one has not been charged with it, and others have used that.
+            unused.costs.iter_mut().skip(self.limits.policies.len()).for_each(|cost| *cost = 0);
+        }
+        self.give_back_unused(unused, slot.source, out);
     }
 
     /// Returns a slot of a flow queue as it is given back.

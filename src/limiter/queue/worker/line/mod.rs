@@ -76,6 +76,8 @@ struct Owed {
     generations: Generations,
     /// The slots to give back.
     unused: VecDeque<Unneeded>,
+    /// Since when callers share the quota as they do now: earlier slots were charged of the ceilings of other classes.
+    shared_since: Moment,
 }
 
 /// Permits of slots that nobody needs, as they were dealt: a reload may have put their callers into other classes.
@@ -187,7 +189,7 @@ impl LineCore {
         LineCore {
             limits,
             flow_queues: BTreeMap::new(),
-            owed: Owed { epoch: 0, generations, unused: VecDeque::new() },
+            owed: Owed { epoch: 0, generations, unused: VecDeque::new(), shared_since: Moment::default() },
             calls: Calls {
                 under_way: None,
                 abandoned: Vec::new(),
@@ -215,6 +217,7 @@ impl LineCore {
         let Carryover { arrivals, unused, epoch } = carryover;
         // Else the link would seem to have begun a new one, in which none of the slots is known.
         self.owed.epoch = epoch;
+        self.owed.shared_since = now;
         unused.into_iter().for_each(|unused| self.give_back_of_nobody(unused));
         arrivals.into_iter().for_each(|arrival| self.wait(arrival, now));
     }
