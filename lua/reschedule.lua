@@ -248,11 +248,16 @@ local Reschedule = setmetatable({ rare = function()
     return page + 1, 1
   end
 
+  -- Takes back permits that are booked at an instant. A reset has forgotten those until then, and others may stand in their cell.
+  local function uncharge(state, at, permits)
+    if at > state.reset_at then Timeline.uncharge(state.timeline, state.rules, at, permits) end
+  end
+
   -- Takes back permits of a row. Returns how many.
   local function take_back(state, page, index, permits)
     local moved = state.rescheduled[page]
     local taken = min(moved[index + 2], permits)
-    Timeline.uncharge(state.timeline, state.rules, moved[index + 1], taken)
+    uncharge(state, moved[index + 1], taken)
     moved[index + 2] = moved[index + 2] - taken
     return taken
   end
@@ -350,7 +355,7 @@ local Reschedule = setmetatable({ rare = function()
   local function give_back_at(cursor, permits)
     local state, place = cursor.state, nil
     if cursor.is_here then
-      Timeline.uncharge(state.timeline, state.rules, cursor.slot, permits)
+      uncharge(state, cursor.slot, permits)
       return nil
     end
     if not cursor.index then return nil end

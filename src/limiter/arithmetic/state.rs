@@ -49,6 +49,8 @@ pub struct LimiterState {
     opens_at: Micros,
     /// A reset that has still to be followed: bookings until then are forgotten.
     reset_at: Option<Micros>,
+    /// The instant of the last reset that was followed.
+    forgotten_until: Micros,
     pause: Pause,
     /// The instant as of which bookings were last merged.
     pruned_at: Micros,
@@ -297,6 +299,7 @@ impl LimiterState {
     /// Forgets the bookings before a reset. Returns whether there was one.
     pub(in crate::limiter) fn follow_reset(&mut self) -> bool {
         let Some(at) = self.reset_at.take() else { return false };
+        self.forgotten_until = at;
         self.timeline = self.timeline.split_off(at + Micros::ONE).into();
         self.checkpoints = self.rules.iter().map(|rule| rule.kind.empty_checkpoint()).collect();
         true
@@ -347,10 +350,11 @@ impl LimiterState {
         self.reschedule.claim(cursor, permits);
     }
 
-    /// Takes back permits from where a cursor stands. See [`Reschedule::give_back`].
+    /// Takes back permits from where a cursor stands. See [`Reschedule::give_back`]. A reset has forgotten those until then, and others may
+    /// stand in their cell.
     pub fn give_back(&mut self, cursor: &mut Cursor, permits: u64) -> Option<Micros> {
-        let (timeline, rules, external, pruned_at) =
-            (&mut self.timeline, &self.rules, &self.external_usage, self.pruned_at);
+        let (timeline, rules, external, pruned_at, forgotten_until) =
+            (&mut self.timeline, &self.rules, &self.external_usage, self.pruned_at, self.forgotten_until);
         let cell_of = |at: Micros| {
             let seen_by = rules
                 .iter()
@@ -359,7 +363,9 @@ impl LimiterState {
             seen_by.map(|(_, rule)| rule.cell).min().unwrap_or_else(|| finest_cell(rules))
         };
         self.reschedule.give_back(cursor, permits, |at, permits| {
-            timeline.uncharge_merged(at, permits, rules, cell_of);
+            if at > forgotten_until {
+                timeline.uncharge_merged(at, permits, rules, cell_of);
+            }
         })
     }
 

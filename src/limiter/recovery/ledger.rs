@@ -58,6 +58,8 @@ struct Page {
     forgotten: Timeline,
     /// The ledger's number of takeovers when grants were last taken over here.
     takeovers: u64,
+    /// The instant of the last reset: grants until then are gone, and others may stand in their cell.
+    reset_at: Micros,
     /// The number of the last write of forgotten grants that the store has.
     confirmed: u64,
     offline: OfflineRecord,
@@ -250,7 +252,8 @@ impl Ledger {
                     permits: page.forgotten.uncharge(entry.at, entry.permits, &page.windows),
                     ..*entry
                 };
-                entries.iter().map(told).filter(|entry| entry.permits > 0).collect()
+                let kept = entries.iter().filter(|entry| entry.at > page.reset_at);
+                kept.map(told).filter(|entry| entry.permits > 0).collect()
             }
             Unreported::Offline(part) => {
                 let moved = |entry: Entry| Entry { at: (store_now + entry.at) - now, ..entry };
@@ -322,6 +325,7 @@ impl Ledger {
         self.pages.iter_mut().for_each(|(_, page)| {
             page.granted.step(step);
             page.forgotten.step(step);
+            page.reset_at = stepped(page.reset_at, step);
         });
         self.incomplete_until = stepped(self.incomplete_until, step);
     }
@@ -334,6 +338,7 @@ impl Ledger {
         for (_, page) in self.pages.iter_mut().filter(|(key, _)| is_meant(key)) {
             page.granted = page.granted.split_off(*at + Micros::ONE).into();
             page.forgotten = page.forgotten.split_off(*at + Micros::ONE).into();
+            page.reset_at = page.reset_at.max(*at);
             page.offline.reset(local_at);
         }
     }
@@ -389,7 +394,7 @@ impl Page {
     /// Charges the bookings of a call, and uncharges the holdings that it gave back or rescheduled.
     fn record(&mut self, gone: &[&[Holding]], charged: &[(Micros, u64)], now: Micros) {
         self.granted.prune_past(now, &self.windows);
-        for holding in gone.iter().copied().flatten() {
+        for holding in gone.iter().copied().flatten().filter(|holding| holding.slot > self.reset_at) {
             self.granted.uncharge(holding.slot, holding.cost * holding.count, &self.windows);
         }
         charged.iter().for_each(|(at, permits)| self.charge(*at, *permits, now));

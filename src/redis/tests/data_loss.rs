@@ -6,6 +6,7 @@ use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::algorithm::warm_up::WarmUp;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Call, Holding, Outcome, Run};
 use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::heartbeat::Reported;
@@ -359,6 +360,31 @@ fn waiting_permits_move_up_after_a_reset() {
     assert!(
         matches!(refused.outcomes[..], [(1, Outcome::TooFar(away))] if away.delay == Micros(10 * SECOND) + LEASE)
     );
+}
+
+/// Permits from before a reset come back behind it, and what was booked since stands in the cell where they were.
+#[test]
+fn what_a_reset_has_forgotten_is_not_given_back() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let rules = fleet.limiter_ref.rules.iter();
+    fleet.limiter_ref.rules = rules.map(|rule| Rule { cell: Micros(4 * SECOND), ..rule.clone() }).collect();
+    let epoch = fleet.begin(0);
+    let before = fleet.ask(600_000, epoch, 6);
+    assert_eq!(granted(&before).0, 6);
+    fleet.reset(700_000).unwrap();
+    let since = fleet.ask(800_000, epoch, 7);
+    assert_eq!(granted(&since).0, 7);
+    let back = |slot, count| Call {
+        replica: 1,
+        epoch,
+        generations: vec![since.generations[0].number],
+        give_back: vec![Holding { slot: Micros(START + slot), cost: 1, count }],
+        ..Call::default()
+    };
+    fleet.call(900_000, &back(600_000, 6));
+    assert_eq!(fleet.available(900_000), 3, "the reset has forgotten them");
+    fleet.call(900_000, &back(800_000, 2));
+    assert_eq!(fleet.available(900_000), 5);
 }
 
 #[test]

@@ -134,6 +134,7 @@ mod tests {
     use super::*;
     use crate::limiter::arithmetic::algorithm::bucket::Bucket;
     use crate::limiter::arithmetic::algorithm::kind::Kind;
+    use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
     use crate::limiter::arithmetic::algorithm::warm_up::WarmUp;
 
     const SECOND: Micros = Micros::from_millis(1000);
@@ -154,6 +155,25 @@ mod tests {
                 state.charge_missing(opened, used, 10);
                 assert_eq!(state.lacking(used + SECOND + SECOND, &rules), [8], "{rules:?}");
             }
+        }
+    }
+
+    /// Permits from before a reset come back behind it, and what was booked since stands in the cell where they were.
+    #[test]
+    fn what_a_reset_has_forgotten_is_not_given_back() {
+        let kind = Kind::SlidingWindow(SlidingWindow);
+        let rule = Rule { rate: 10, window: Micros(10 * SECOND.0), cell: Micros(4 * SECOND.0), kind };
+        let (rules, mut state): (Arc<[Rule]>, _) = ([rule].into(), LimiterState::default());
+        let [before, reset, since] = [600, 700, 800].map(Micros::from_millis);
+        state.open(before, &rules, SECOND, 1);
+        state.charge(before, 6);
+        state.reset(reset);
+        state.open(since, &rules, SECOND, 1);
+        state.charge(since, 7);
+        for (slot, permits, left) in [(before, 6, 3), (since, 2, 5)] {
+            let mut cursor = state.cursor(slot, state.generation().number);
+            state.give_back(&mut cursor, permits);
+            assert_eq!(state.available(since, &rules), [left]);
         }
     }
 }

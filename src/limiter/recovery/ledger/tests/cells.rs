@@ -51,3 +51,20 @@ fn past_slots_are_kept_in_cells_and_each_one_ahead_by_itself() {
     ledger.record(refs, &back, &Answer { now: at(150), ..Answer::default() });
     assert_eq!((of(&ledger)[1], of(&ledger).len()), ((at(150), 51), 50));
 }
+
+/// Permits from before a reset come back behind it, and what was booked since stands in the cell where they were.
+#[test]
+fn what_a_reset_has_forgotten_is_not_given_back() {
+    let cell = Micros(4_000 * MILLI);
+    let kind = Kind::SlidingWindow(SlidingWindow);
+    let rule = Rule { rate: 1000, window: Micros(10_000 * MILLI), cell, kind };
+    let a = LimiterRef { rules: [rule].into(), ..limiter_ref("a", 1) };
+    let refs = std::slice::from_ref(&a);
+    let mut ledger = Ledger::default();
+    book(&mut ledger, refs, at(0), &[(at(0), 6)]);
+    ledger.reset(&Reset { name: a.name.clone(), partition: None, at: at(1) }, at(1));
+    book(&mut ledger, refs, at(2), &[(at(2), 7)]);
+    let back = Call { give_back: vec![holding(at(0), 6, 1), holding(at(2), 2, 1)], ..Call::default() };
+    ledger.record(refs, &back, &Answer { now: at(3), ..Answer::default() });
+    assert_eq!(ledger.granted_since(&a, at(0)), 5);
+}
