@@ -7,9 +7,10 @@
 //!   present memory. So the store need not charge what it may have been granted beside.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{CopyExchange, GrantCopy, HeartbeatAnswer, Step};
+use crate::limiter::model::{CopyExchange, GrantCopy, HeartbeatAnswer, Reset, Step};
 use crate::limiter::recovery::ledger::Ledger;
 
 /// The most bytes of a replica's own copy. Grants that do not fit are charged as those of a replica that says nothing.
@@ -104,8 +105,15 @@ impl Copies {
         self.awaited.clone_from(&answer.awaited);
         self.others.retain(|other, _| answer.members.iter().any(|member| member.replica == *other));
         for copy in answer.copies.iter().filter(|copy| copy.replica != replica) {
-            self.others.insert(copy.replica, (copy.clone(), memory));
+            let mut copy = copy.clone();
+            answer.resets.iter().for_each(|reset| cut(&mut copy, reset));
+            self.others.insert(copy.replica, (copy, memory));
         }
+    }
+
+    /// Removes the grants from before a reset: who has ended makes no new copy without them.
+    pub(in crate::limiter) fn reset(&mut self, reset: &Reset) {
+        self.others.values_mut().for_each(|(copy, _)| cut(copy, reset));
     }
 
     /// Moves all copies with a step of the store's clock.
@@ -151,10 +159,48 @@ impl Copies {
         }
         let copy = ledger.copy(written, COPY_MAX);
         self.own.pages = copy.pages;
+        // Also where nobody hears it, and the next heartbeat comes at once.
+        self.own.due = Some(now + self.own.pace(0));
         let is_final = is_last && copy.is_whole;
         let number = 2 * copy.number + u64::from(is_last);
         Some(GrantCopy { replica, number, is_final, shift: 0, written, text: copy.text.into() })
     }
+}
+
+/// Cuts the grants until a reset out of a copy.
+fn cut(copy: &mut GrantCopy, Reset { name, partition, at }: &Reset) {
+    let is_meant = |of: &str| match of.split_once(':') {
+        Some((limiter, value)) => {
+            limiter == name.as_str() && partition.is_none_or(|one| one.to_string() == value)
+        }
+        None => of == name.as_str() && partition.is_none(),
+    };
+    // The instants of a copy are those before its shift.
+    let until = at.0.saturating_add_signed(copy.shift.saturating_neg());
+    let mut text = String::with_capacity(copy.text.len());
+    for line in copy.text.split('\n').skip(1) {
+        text.push('\n');
+        let (of, grants) = line.split_once(' ').unwrap_or((line, ""));
+        if !is_meant(of) {
+            text.push_str(line);
+            continue;
+        }
+        text.push_str(of);
+        let (mut instant, mut before) = (0_u64, 0);
+        let parsed = |grant: &str| {
+            let (gap, permits) = grant.split_once(':')?;
+            Some((gap.parse::<u64>().ok()?, permits.parse::<u64>().ok()?))
+        };
+        for (gap, permits) in grants.split(' ').filter_map(parsed) {
+            instant = instant.saturating_add(gap);
+            if instant > until {
+                // Writing to a text never fails.
+                let _ = write!(text, " {}:{permits}", instant - before);
+                before = instant;
+            }
+        }
+    }
+    copy.text = text.into();
 }
 
 impl Own {
@@ -171,7 +217,7 @@ mod tests {
 
     use super::*;
     use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-    use crate::limiter::model::{Answer, Call, Epoch, Member, Outcome, Run};
+    use crate::limiter::model::{Answer, Call, Epoch, LimiterName, Member, Outcome, Partition, Run};
     use crate::limiter::tests;
 
     const ME: u64 = 1;
@@ -258,14 +304,29 @@ mod tests {
         assert_eq!(replica.said(&ledger_now, Moment(due.0 - 1), OwnCopy::Changes).told, []);
         assert_eq!(replica.said(&ledger_now, due, OwnCopy::Changes).told.len(), 1);
         // A new memory knows nothing of it.
-        replica.hears(&CopyExchange::default(), 3, &answer(3, 6, &[ME, OTHER], &[]), due);
-        assert_eq!(replica.said(&ledger(3), due, OwnCopy::Changes).told.len(), 1);
+        let later = due + Micros::from_millis(1);
+        replica.hears(&CopyExchange::default(), 3, &answer(3, 6, &[ME, OTHER], &[]), later);
+        assert_eq!(replica.said(&ledger(3), later, OwnCopy::Changes).told.len(), 1);
     }
 
     #[test]
     fn a_copy_of_many_pages_that_say_little_is_told_seldom_too() {
         let own = Own { pages: 1000, ..Own::default() };
         assert_eq!((own.pace(10), own.pace(4000)), (Micros(20_000), Micros(100_000)));
+    }
+
+    #[test]
+    fn a_copy_that_nobody_has_heard_is_not_made_anew_with_each_heartbeat() {
+        let (mut replica, mut known) = (Replica::with(5, copy(OTHER, 4, "")), Ledger::default());
+        for number in 0..1000 {
+            let limiter = tests::limiter(10, Duration::from_secs(60), Duration::ZERO);
+            let partition = Partition::of([Some(&u64::to_be_bytes(number)[..])]);
+            let refs = [LimiterRef::new(&limiter, Some(partition), Micros::ZERO)];
+            known.charge(&refs[0], Micros::from_millis(1000), 1);
+        }
+        let told = |replica: &mut Replica, now| replica.said(&known, now, OwnCopy::Changes).told.len();
+        // Looking through a page costs as much as 20 us of waiting.
+        assert_eq!([0, 19, 20, 39].map(|millis| told(&mut replica, at(millis))), [1, 0, 1, 0]);
     }
 
     #[test]
@@ -337,6 +398,49 @@ mod tests {
             HeartbeatAnswer { copies: vec![copy(ME, 9, "")], ..answer(2, 6, &[ME, OTHER], &[ME, OTHER]) };
         replica.hears(&CopyExchange::default(), 2, &own, at(0));
         assert_eq!(replica.restored(at(1000)), [GrantCopy { shift: 7, ..copy(OTHER, 4, "") }]);
+    }
+
+    #[test]
+    fn a_reset_cuts_what_others_were_granted_before_it() {
+        let (tenant, other) = (Partition::of([Some(&b"1"[..])]), Partition::of([Some(&b"2"[..])]));
+        let text = format!("\na 100:1 20:2 30:3\na:{tenant} 110:4 1:5\na:{other} 7:6\nb 110:7\nab 1:8");
+        let reset = |partition, at| {
+            let (name, at) = (LimiterName::parse("a").unwrap(), Micros(at));
+            Reset { name, partition, at }
+        };
+        let of_all = format!("\na 150:3\na:{tenant}\na:{other}\nb 110:7\nab 1:8");
+        let of_one = format!("\na 100:1 20:2 30:3\na:{tenant} 111:5\na:{other} 7:6\nb 110:7\nab 1:8");
+        // The clock was set forward by ten since the second copy was made.
+        for (reset, shift, left) in [
+            (reset(None, 120), 0, &of_all),
+            (reset(Some(tenant), 120), 10, &of_one),
+            (
+                reset(None, 99),
+                0,
+                &of_all
+                    .replace(" 150:3", " 100:1 20:2 30:3")
+                    .replace(&format!("{tenant}\n"), &format!("{tenant} 110:4 1:5\n")),
+            ),
+        ] {
+            let before = GrantCopy { shift, ..copy(OTHER, 4, &text) };
+            let mut known = Replica::with(5, before.clone());
+            known.0.reset(&reset);
+            // Another one hears of the copy behind the reset.
+            let mut late = Copies::default();
+            let heard = HeartbeatAnswer {
+                copies: vec![before],
+                resets: vec![reset],
+                ..answer(1, 5, &[ME, OTHER], &[])
+            };
+            late.learn(ME, &CopyExchange::default(), 1, &heard, at(0));
+            for mut replica in [known, Replica(late)] {
+                replica.hears(&CopyExchange::default(), 2, &answer(2, 6, &[ME, OTHER], &[OTHER]), at(1000));
+                assert_eq!(
+                    replica.restored(at(2000)).iter().map(|copy| &*copy.text).collect::<Vec<_>>(),
+                    [left]
+                );
+            }
+        }
     }
 
     #[test]

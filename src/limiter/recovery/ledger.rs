@@ -28,6 +28,9 @@ const PAGES_MAX: usize = 100_000;
 /// How far ahead slots are copied for others: nobody charges those that had not come when a replica was last heard.
 const COPIED_AHEAD: Micros = Micros::from_millis(1000);
 
+/// The shortest line of a copy with a grant in it: a name, an instant and its permits.
+const LINE_MIN: usize = 20;
+
 type Key = (LimiterName, Option<Partition>);
 
 /// The grants of all limiters and partitions.
@@ -355,10 +358,17 @@ impl Ledger {
     pub(in crate::limiter) fn copy(&self, now: Micros, size_max: usize) -> LedgerCopy {
         let number = self.changes();
         let mut is_whole = self.pages.iter().all(|(_, page)| !page.is_pending());
-        let mut matter: Vec<_> = self.pages.iter().filter(|(_, page)| page.expires() > now).collect();
-        matter.sort_by_key(|(key, page)| (Reverse(page.longest()), *key));
+        let matter = self.pages.iter().filter(|(_, page)| page.expires() > now);
+        let mut matter: Vec<_> = matter.map(|(key, page)| (Reverse(page.longest()), key, page)).collect();
+        // Of many thousands few fit. Only those are put in order: answers of the store wait for the ledger meanwhile.
+        let order = |one: &(_, &Key, _), other: &(_, &Key, _)| (one.0, one.1).cmp(&(other.0, other.1));
+        let fitting = matter.len().min(size_max / LINE_MIN);
+        if fitting < matter.len() {
+            matter.select_nth_unstable_by(fitting, order);
+        }
+        matter[..fitting].sort_unstable_by(order);
         let mut text = String::new();
-        for (key, page) in matter {
+        for (_, key, page) in matter {
             let line = page.line(key, now);
             if text.len() + line.len() > size_max {
                 is_whole = false;

@@ -161,6 +161,7 @@ impl StoreSession {
         for reset in answer.resets.iter().filter(|reset| reset.at > followed) {
             let local_at = fallback.clock.now() - (now - reset.at);
             self.ledger().reset(reset, local_at);
+            self.copies().reset(reset);
             fallback.store.reset_at(local_at, &reset.name, reset.partition);
             self.on(SessionEvent::ResetsFollowed(reset.at), self.moment());
             info!(limiter = %reset.name, "reset: earlier use no longer counts");
