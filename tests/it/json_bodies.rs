@@ -418,6 +418,13 @@ async fn a_body_that_nobody_asks_for_streams() {
     let head = in_time("the answer", read_head(&mut stream)).await;
     assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
     assert_eq!(upstream.seen()[0].headers["x-route"], "other");
+    // A route behind its own asks for it.
+    let routes = [("path: /upload", "limiters: off"), ("json: {model: gpt-5}", "limiter: models")];
+    let weir = Weir::start(&configuration("memory", &LIMITERS, &routes, &upstream)).await;
+    let mut stream = begin(&weir, "/upload", "").await;
+    upstream.wait_for(2, PATIENCE).await;
+    stream.write_all(b":    9}").await.unwrap();
+    assert!(read_head(&mut stream).await.starts_with("HTTP/1.1 200 "));
 }
 
 /// A shutdown answers requests whose body has not come.

@@ -147,7 +147,7 @@ impl BodyFacts {
         let State::Unread(need) = &self.0 else { return };
         let before = need.get().unwrap_or(more);
         need.set(Some(BodyNeed {
-            rank: before.rank.or(more.rank),
+            rank: before.rank.into_iter().chain(more.rank).min(),
             bytes_max: before.bytes_max.max(more.bytes_max),
             is_vital: before.is_vital || more.is_vital,
         }));
@@ -240,8 +240,8 @@ mod tests {
         assert_eq!(facts.need(), None);
         assert_eq!(facts.up_to(10).useful(&path("n")).unwrap(), None);
         assert_eq!(facts.need(), Some(BodyNeed { rank: None, bytes_max: 10, is_vital: false }));
-        facts.ask_for_match(3, 5);
         facts.ask_for_match(4, 20);
+        facts.ask_for_match(3, 5);
         assert_eq!(facts.need(), Some(BodyNeed { rank: Some(3), bytes_max: 20, is_vital: true }));
         assert!(facts.is_unread() && !BodyFacts::nothing().is_unread());
     }

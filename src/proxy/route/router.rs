@@ -149,21 +149,29 @@ impl Index {
     }
 
     /// Returns the rank of a request's route, on which every form of its path must agree. `rule` returns the match of a rank. A match
-    /// that needs a body which was not read asks for it, and does not hold.
+    /// that needs a body which was not read does not hold, and asks for it where it comes before the route.
     pub(crate) fn route<'a>(
         &self,
         target: Target<'_>,
         rule: impl Fn(u32) -> Option<&'a Match>,
     ) -> Result<u32, ProxyError> {
         let find = |path: &str| {
-            self.find(target.host, path, |rank| {
+            let mut unread = Vec::new();
+            let found = self.find(target.host, path, |rank| {
                 let Some(rule) = rule(rank) else { return false };
                 let mismatch = mismatch(rule, path, target);
                 if let Some(Mismatch::Unread(json)) = mismatch {
-                    target.body.ask_for_match(rank, json.body_bytes_max);
+                    unread.push((rank, json.body_bytes_max));
                 }
                 mismatch.is_none()
-            })
+            });
+            // Ranks are not tried in their order, so those behind the route are known only now.
+            for (rank, bytes_max) in unread {
+                if found.is_none_or(|found| rank < found) {
+                    target.body.ask_for_match(rank, bytes_max);
+                }
+            }
+            found
         };
         let forms = path::forms(target.path).map_err(|bad| match bad {
             path::BadPath::Nul => ProxyError::BadRequest("the path holds a NUL"),
@@ -186,9 +194,9 @@ impl Index {
     }
 
     /// Returns the lowest rank for which `holds` is true.
-    fn find(&self, host: &str, path: &str, holds: impl Fn(u32) -> bool) -> Option<u32> {
+    fn find(&self, host: &str, path: &str, mut holds: impl FnMut(u32) -> bool) -> Option<u32> {
         let mut best = None;
-        self.any_host.find(path, &holds, &mut best);
+        self.any_host.find(path, &mut holds, &mut best);
         if self.hosts.is_empty() {
             return best;
         }
@@ -196,7 +204,7 @@ impl Index {
         let names = std::iter::once(host).chain(suffixes);
         for name in names.filter(|name| name.len() <= self.host_len_max) {
             if let Some(paths) = self.hosts.get(name) {
-                paths.find(path, &holds, &mut best);
+                paths.find(path, &mut holds, &mut best);
             }
         }
         best
@@ -204,7 +212,7 @@ impl Index {
 }
 
 impl Paths {
-    fn find(&self, path: &str, holds: &impl Fn(u32) -> bool, best: &mut Option<u32>) {
+    fn find(&self, path: &str, holds: &mut impl FnMut(u32) -> bool, best: &mut Option<u32>) {
         improve(&self.rest, holds, best);
         if self.by_prefix.is_empty() {
             return;
@@ -220,7 +228,7 @@ impl Paths {
 }
 
 /// Replaces `best` by the first of `ranks` for which `holds` is true, if that is lower.
-fn improve(ranks: &[u32], holds: &impl Fn(u32) -> bool, best: &mut Option<u32>) {
+fn improve(ranks: &[u32], holds: &mut impl FnMut(u32) -> bool, best: &mut Option<u32>) {
     let better =
         ranks.iter().take_while(|rank| best.is_none_or(|best| **rank < best)).find(|rank| holds(**rank));
     if better.is_some() {
@@ -234,7 +242,8 @@ mod tests {
     use regex::Regex;
 
     use super::{BodyFacts, EndToEnd, Index, Target, mismatch};
-    use crate::config::model::{HostMatch, Match, PathMatch};
+    use crate::config::model::{HostMatch, JsonMatch, JsonPath, Match, PathMatch};
+    use crate::proxy::messages::body_facts::BodyNeed;
     use crate::proxy::messages::header_flags::HeaderFlags;
 
     fn prefix(path: &str) -> Match {
@@ -294,6 +303,42 @@ mod tests {
         headers.insert(tenant.0, tenant.1);
         assert!(holds(&Method::POST, &headers));
         assert!(!holds(&Method::GET, &headers));
+    }
+
+    fn json(body_bytes_max: u64, rule: Match) -> Match {
+        let values = vec![(JsonPath::parse("model").unwrap(), "a".to_owned())];
+        Match { json: Some(Box::new(JsonMatch { values, body_bytes_max })), ..rule }
+    }
+
+    fn of_host(host: &str, rule: Match) -> Match {
+        Match { host: Some(HostMatch::Exact(host.into())), ..rule }
+    }
+
+    /// Returns the rank of the route of `POST /a/b` to `host` with a body that was not read, and the need of that body.
+    fn route_unread(rules: &[Match]) -> (Option<u32>, Option<(u32, u64)>) {
+        let headers = HeaderMap::new();
+        let headers = &EndToEnd::new(&headers, HeaderFlags::of(&headers), false);
+        let body = &BodyFacts::unread();
+        let target = Target { host: "host", path: "/a/b", method: &Method::POST, headers, body };
+        let found = Index::new(rules.iter()).route(target, |rank| rules.get(rank as usize));
+        let need = body.need().map(|BodyNeed { rank, bytes_max, .. }| (rank.unwrap(), bytes_max));
+        (found.ok(), need)
+    }
+
+    #[test]
+    fn only_a_match_before_the_route_asks_for_the_body() {
+        let any = Match::default;
+        for (rules, expected) in [
+            ([prefix("/a"), json(5, any())], (Some(0), None)),
+            ([of_host("host", any()), json(5, any())], (Some(0), None)),
+            ([prefix("/a/b"), json(5, prefix("/a"))], (Some(0), None)),
+            ([json(5, any()), prefix("/a")], (Some(1), Some((0, 5)))),
+            ([json(5, any()), json(7, prefix("/a"))], (None, Some((0, 7)))),
+            ([json(5, of_host("host", any())), json(7, any())], (None, Some((0, 7)))),
+            ([json(5, of_host("host", any())), of_host("host", prefix("/a"))], (Some(1), Some((0, 5)))),
+        ] {
+            assert_eq!(route_unread(&rules), expected, "{rules:?}");
+        }
     }
 
     #[test]
