@@ -16,6 +16,7 @@ use super::forward::plan::{Notes, Plan};
 use super::listen::client::Sender;
 use super::messages::body_facts::BodyFacts;
 use super::messages::coding;
+use super::messages::end_to_end::EndToEnd;
 use super::messages::header_flags::HeaderFlags;
 use super::messages::response::{self, millis};
 use super::route::partition::Facts;
@@ -90,7 +91,10 @@ pub(super) fn explain(table: &Table, request: Request<()>, body: Option<&[u8]>, 
         Noted { table, address: peer, name: None, route: None, others: Vec::new(), keys: Vec::new() };
     let body = match body {
         None => BodyFacts::unread(),
-        Some(body) => BodyFacts::of(body, &coding::name(request.headers()), u64::MAX, table.body_paths()),
+        Some(body) => {
+            let coding = coding::of_request(&EndToEnd::new(request.headers(), flags, false));
+            BodyFacts::of(body, &coding, u64::MAX, table.body_paths())
+        }
     };
     let made = Plan::make(table, sender, &request, (flags, Instant::now(), &body), &mut noted);
     let (plan, refused) = match made {

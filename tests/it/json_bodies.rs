@@ -130,6 +130,10 @@ async fn a_compressed_body_is_looked_into() {
     assert_eq!(send("gzip", &gzip(model)).await, 200);
     assert_eq!(upstream.seen()[0].body, gzip(model), "it goes upstream as it came");
     assert_eq!(send("identity", model).await, 429);
+    let uncoded = Request::post("/models", model).header("content-encoding", "br");
+    let uncoded = uncoded.header("connection", "close, content-encoding");
+    let answer = client::send(&weir.url("/models"), uncoded).await.unwrap();
+    assert_eq!(answer.status, 429, "the coding does not go upstream");
     // One that becomes larger than `max`, and one in an unknown coding, have no facts.
     let bomb = [&br#"{"model": "gpt-5", "x": ""#[..], &vec![b'x'; 10 * MIB], b"\"}"].concat();
     assert_eq!(send("gzip", &gzip(&bomb)).await, 200);

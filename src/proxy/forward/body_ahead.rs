@@ -20,6 +20,8 @@ use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
 use crate::proxy::messages::body_facts::{BodyFacts, BodyNeed};
 use crate::proxy::messages::client_body::ClientBody;
+use crate::proxy::messages::end_to_end::EndToEnd;
+use crate::proxy::messages::header_flags::HeaderFlags;
 use crate::proxy::messages::{coding, request_body};
 use crate::proxy::net::body_memory::{BodyMemory, Used};
 use crate::proxy::route::table::{Route, Table};
@@ -37,13 +39,13 @@ pub(crate) async fn read(
     table: &Table,
     (need, route): (BodyNeed, &Arc<Route>),
     (client, since): (&Client, Instant),
-    request: &mut Request<ClientBody>,
+    (request, flags): (&mut Request<ClientBody>, HeaderFlags),
 ) -> Result<BodyFacts, ProxyError> {
     let length = request.body().size_hint().exact();
     if let Some(length) = length.filter(|length| *length > need.bytes_max) {
         return Ok(BodyFacts::unlooked(length));
     }
-    let coding = coding::name(request.headers());
+    let coding = coding::of_request(&EndToEnd::new(request.headers(), flags, false));
     let mut reading = Reading::new(request.body_mut(), need.bytes_max, table.body_memory());
     let end = match arrived(&mut reading).await {
         Some(end) => end?,

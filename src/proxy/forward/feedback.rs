@@ -105,7 +105,7 @@ fn report(
         since: Instant::now(),
         reported: None,
         is_rejection,
-        coding: coding::name(headers),
+        coding: coding::of_response(headers),
         begin: Vec::new(),
     }));
 }

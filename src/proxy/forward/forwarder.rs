@@ -29,6 +29,7 @@ use crate::proxy::listen::client::{Client, Sender};
 use crate::proxy::listen::switch::Switched;
 use crate::proxy::messages::body_facts::{BodyFacts, BodyNeed};
 use crate::proxy::messages::client_body::ClientBody;
+use crate::proxy::messages::end_to_end::EndToEnd;
 use crate::proxy::messages::form::Reader;
 use crate::proxy::messages::header_flags::HeaderFlags;
 use crate::proxy::messages::request_body::Rest;
@@ -158,12 +159,12 @@ async fn plan_by_body(
     client: &Client,
 ) -> Result<Box<(Plan, Outgoing)>, Box<(ProxyError, ClientBody)>> {
     let Again { table, need, route, flags, arrived } = again;
-    let read = body_ahead::read(&table, (need, &route), (client, arrived), &mut request).await;
+    let read = body_ahead::read(&table, (need, &route), (client, arrived), (&mut request, flags)).await;
     let made = read.and_then(|body| {
         let (plan, target) = Plan::make(&table, client.sender(), &request, (flags, arrived, &body), record)?;
         let rule = &plan.route.rule;
         let lacks_usage = rule.includes_usage()
-            && stream_usage::can_change(request.headers())
+            && stream_usage::can_change(&EndToEnd::new(request.headers(), flags, false))
             && stream_usage::lacks_usage(request.uri().path(), body.up_to(rule.body_bytes_max));
         Ok((plan, target, lacks_usage))
     });

@@ -28,7 +28,7 @@ pub(crate) enum Kind {
 impl Kind {
     /// Returns the kind of a body with these headers; `None` if it is another one, or in a content coding.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Kind> {
-        let kind = headers.get(CONTENT_TYPE).filter(|_| coding::is_none(&coding::name(headers)))?;
+        let kind = headers.get(CONTENT_TYPE).filter(|_| coding::of_response(headers).is_empty())?;
         let kind = kind.to_str().ok()?.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
         match kind.as_str() {
             "text/event-stream" => Some(Kind::Events),

@@ -7,12 +7,24 @@ use flate2::read::{MultiGzDecoder, ZlibDecoder};
 use http::HeaderMap;
 use http::header::CONTENT_ENCODING;
 
-/// Returns the name of a body's content coding; empty without one.
-pub(crate) fn name(headers: &HeaderMap) -> Box<str> {
-    let mut lines = headers.get_all(CONTENT_ENCODING).iter().map(|line| line.to_str().unwrap_or("?"));
-    let first = lines.next().unwrap_or_default().trim().to_ascii_lowercase();
+use super::end_to_end::{EndToEnd, elements};
+
+/// Returns the name of the content coding of a request's body, as the upstream sees it; empty without one.
+pub(crate) fn of_request(headers: &EndToEnd<'_>) -> Box<str> {
+    name(headers.elements(&CONTENT_ENCODING))
+}
+
+/// Returns the name of the content coding of a response's body; empty without one.
+pub(crate) fn of_response(headers: &HeaderMap) -> Box<str> {
+    name(elements(headers, &CONTENT_ENCODING))
+}
+
+fn name<'h>(elements: impl Iterator<Item = &'h [u8]>) -> Box<str> {
+    let is_coding = |element: &&[u8]| !element.is_empty() && !element.eq_ignore_ascii_case(b"identity");
+    let mut codings = elements.filter(is_coding);
+    let first = String::from_utf8_lossy(codings.next().unwrap_or_default()).to_ascii_lowercase();
     // Several codings, one around the other, are none that is known.
-    if lines.next().is_some() { "?".into() } else { first.into() }
+    if codings.next().is_some() { "?".into() } else { first.into() }
 }
 
 /// Decodes the begin of a body as far as it is whole, at most `bytes_max`. Nothing is left of one in a coding that is not known.
@@ -30,7 +42,7 @@ pub(crate) fn begin(coding: &str, bytes: &[u8], bytes_max: usize) -> Vec<u8> {
 
 /// Decodes a whole body; `None` if it is larger than `bytes_max`, broken, or in a coding that is not known.
 pub(crate) fn whole<'a>(coding: &str, bytes: &'a [u8], bytes_max: usize) -> Option<Cow<'a, [u8]>> {
-    if is_none(coding) {
+    if coding.is_empty() {
         return (bytes.len() <= bytes_max).then_some(Cow::Borrowed(bytes));
     }
     let mut plain = Vec::new();
@@ -38,14 +50,9 @@ pub(crate) fn whole<'a>(coding: &str, bytes: &'a [u8], bytes_max: usize) -> Opti
     (plain.len() <= bytes_max).then_some(Cow::Owned(plain))
 }
 
-/// Returns whether a body with this coding is in none.
-pub(crate) fn is_none(coding: &str) -> bool {
-    matches!(coding, "" | "identity")
-}
-
 fn decoder<'a>(coding: &str, bytes: &'a [u8]) -> Option<Box<dyn Read + 'a>> {
     match coding {
-        _ if is_none(coding) => Some(Box::new(bytes)),
+        "" => Some(Box::new(bytes)),
         "gzip" | "x-gzip" => Some(Box::new(MultiGzDecoder::new(bytes))),
         "deflate" => Some(Box::new(ZlibDecoder::new(bytes))),
         _ => None,
@@ -61,6 +68,7 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
+    use crate::proxy::messages::header_flags::HeaderFlags;
 
     const PLAIN: &[u8] = br#"{"error": {"code": "insufficient_quota"}, "more": ""#;
     const BYTES_MAX: usize = 64 * 1024;
@@ -98,11 +106,39 @@ mod tests {
     #[test]
     fn one_coding_has_a_name() {
         let mut headers = HeaderMap::new();
-        assert_eq!(&*name(&headers), "");
+        assert_eq!(&*of_response(&headers), "");
         headers.append(CONTENT_ENCODING, HeaderValue::from_static(" GZIP "));
-        assert_eq!(&*name(&headers), "gzip");
+        assert_eq!(&*of_response(&headers), "gzip");
         headers.append(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-        assert_eq!(begin(&name(&headers), b"", 1), b"");
-        assert_eq!(whole(&name(&headers), b"", 1), None);
+        assert_eq!(begin(&of_response(&headers), b"", 1), b"");
+        assert_eq!(whole(&of_response(&headers), b"", 1), None);
+    }
+
+    #[test]
+    fn elements_without_a_coding_are_passed_over() {
+        for (lines, expected) in [
+            (&[","][..], ""),
+            (&["identity"], ""),
+            (&["identity", " , IDENTITY"], ""),
+            (&["identity", "gzip ,"], "gzip"),
+            (&["gzip, br"], "?"),
+            (&["gzip", "gzip"], "?"),
+        ] {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(CONTENT_ENCODING, HeaderValue::from_static(line));
+            }
+            assert_eq!(&*of_response(&headers), expected, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn a_coding_that_ends_with_the_connection_is_none() {
+        let seen = |headers: &HeaderMap| of_request(&EndToEnd::new(headers, HeaderFlags::of(headers), false));
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_ENCODING, HeaderValue::from_static("br"));
+        assert_eq!(&*seen(&headers), "br");
+        headers.insert("connection", HeaderValue::from_static("close, Content-Encoding"));
+        assert_eq!(&*seen(&headers), "");
     }
 }

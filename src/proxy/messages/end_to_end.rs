@@ -62,6 +62,18 @@ impl<'a> EndToEnd<'a> {
         Ok(value)
     }
 
+    /// Returns whether the upstream sees a header.
+    pub(crate) fn has(&self, name: &HeaderName) -> bool {
+        !self.ends_here(name) && self.headers.contains_key(name)
+    }
+
+    /// Returns the elements of a comma-separated header, on all its lines; none if the upstream does not see it.
+    pub(crate) fn elements(&self, name: &HeaderName) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let headers = Some(self.headers).filter(|_| self.has(name));
+        let name = name.clone();
+        headers.into_iter().flat_map(move |headers| elements(headers, &name))
+    }
+
     fn ends_here(&self, name: &HeaderName) -> bool {
         if *name == UPGRADE {
             return !self.upgrades;

@@ -7,13 +7,14 @@
 use std::sync::LazyLock;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, Response};
+use http::{HeaderName, Response};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::body_facts::Body;
 use super::body_numbers::{Kind, line_end};
 use super::coding;
+use super::end_to_end::EndToEnd;
 use super::json_values::Found;
 use crate::config::model::JsonPath;
 
@@ -53,8 +54,8 @@ pub(crate) fn lacks_usage(path: &str, body: Body<'_>) -> bool {
 }
 
 /// Returns whether the body of a request can be changed: it is in no content coding, and the headers do not vouch for its bytes.
-pub(crate) fn can_change(headers: &HeaderMap) -> bool {
-    coding::is_none(&coding::name(headers)) && !DIGESTS.iter().any(|name| headers.contains_key(name))
+pub(crate) fn can_change(headers: &EndToEnd<'_>) -> bool {
+    coding::of_request(headers).is_empty() && !DIGESTS.iter().any(|name| headers.has(name))
 }
 
 /// Returns whether a response is a stream whose events can be hidden.
@@ -174,10 +175,11 @@ fn tells_usage_alone(event: &[u8]) -> bool {
 mod tests {
     use std::sync::Arc;
 
-    use http::HeaderValue;
     use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+    use http::{HeaderMap, HeaderValue};
 
     use super::super::body_facts::{BodyFacts, BodyPaths};
+    use super::super::header_flags::HeaderFlags;
     use super::*;
 
     #[test]
@@ -213,10 +215,14 @@ mod tests {
     #[test]
     fn a_body_that_is_coded_or_signed_cannot_be_changed() {
         let of = |name: &'static str, value: &'static str| {
-            can_change(&HeaderMap::from_iter([(
-                HeaderName::from_static(name),
-                HeaderValue::from_static(value),
-            )]))
+            let mut headers = HeaderMap::new();
+            headers.insert(name, HeaderValue::from_static(value));
+            let here = [("connection", "close"), ("connection", name)].map(|(connection, ended)| {
+                headers.insert(connection, HeaderValue::from_static(ended));
+                can_change(&EndToEnd::new(&headers, HeaderFlags::of(&headers), false))
+            });
+            assert!(here[1], "{name} does not go upstream");
+            here[0]
         };
         assert!(of("content-encoding", "Identity") && of("content-type", "application/json"));
         assert!(!of("content-encoding", "gzip") && !of("content-digest", "sha-256=:AA==:"));
