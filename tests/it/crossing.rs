@@ -20,7 +20,7 @@ async fn with_credential(answer: &'static [u8]) -> (RawUpstream, Weir) {
     .await;
     let config = format!(
         "routes:\n  - {{name: all, match: {{path: /}}, upstream: \"{}\", \
-         set_headers: {{authorization: Bearer ours, x-key: ours}}, remove_headers: [x-private]}}\n",
+         set_headers: {{authorization: Bearer ours, x-key: ours, x_plan: ours}}, remove_headers: [x-private]}}\n",
         upstream.url()
     );
     let weir = Weir::start(&config).await;
@@ -43,7 +43,7 @@ async fn the_routes_credential_cannot_be_removed_or_doubled() {
     let (upstream, weir) = with_credential(OK).await;
     let request = "GET / HTTP/1.1\r\nHost: a\r\nConnection: close, authorization, x-key, x-hop, host\r\n\
                    Authorization: mine\r\nAUTHORIZATION: mine too\r\nX-Key: mine\r\nX-Key: mine too\r\nX-Hop: 1\r\n\
-                   X-Private: mine\r\nx-private: mine too\r\nKeep-Alive: 5\r\nProxy-Authorization: mine\r\nTE: gzip\r\n\
+                   X-Private: mine\r\nx-private: mine too\r\nX_Private: mine\r\nX_Key: mine\r\nX-Plan: mine\r\nKeep-Alive: 5\r\nProxy-Authorization: mine\r\nTE: gzip\r\n\
                    Proxy-Connection: keep-alive\r\nWeir-Timeout: 2s\r\nX-Kept: yes\r\n\r\n";
     let answer = exchange(&weir.host(), request.as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
@@ -51,6 +51,7 @@ async fn the_routes_credential_cannot_be_removed_or_doubled() {
     let head = heads.first().expect("it has come");
     assert_eq!(lines(head, "authorization"), ["authorization: Bearer ours"], "{head}");
     assert_eq!(lines(head, "x-key"), ["x-key: ours"], "{head}");
+    assert_eq!(lines(head, "x_plan"), ["x_plan: ours"], "{head}");
     assert_eq!(lines(head, "x-kept"), ["x-kept: yes"], "{head}");
     assert_eq!(lines(head, "host").len(), 1, "{head}");
     for gone in ["mine", "x-hop", "keep-alive", "proxy-", "te:", "weir-", "connection"] {

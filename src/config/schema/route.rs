@@ -30,10 +30,10 @@ pub(crate) struct Route {
     /// it matches must begin with the prefix.
     #[schemars(extend("examples" = ["/github"]))]
     pub(crate) strip_prefix: Option<String>,
-    /// Headers set on every forwarded request, in place of those that the client sent.
+    /// Headers set on every forwarded request, in place of those that the client sent, also with underscores for hyphens.
     #[schemars(extend("examples" = [{"authorization": "Bearer ${GITHUB_TOKEN}"}]))]
     pub(crate) set_headers: Option<Named<String>>,
-    /// Headers removed from every forwarded request.
+    /// Headers removed from every forwarded request, also with underscores for hyphens.
     #[schemars(extend("examples" = [["cookie", "x-internal-user"]]))]
     pub(crate) remove_headers: Option<Vec<String>>,
     /// Forwards the client's `Host`. Default `false`: the upstream's own host is sent.

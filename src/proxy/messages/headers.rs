@@ -57,9 +57,7 @@ pub(crate) fn to_upstream(headers: &mut HeaderMap, rule: &Rule, host: &HeaderVal
         // So that the body can be looked into.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     }
-    for name in &rule.remove_headers {
-        headers.remove(name);
-    }
+    remove_replaced(headers, rule);
     for (name, value) in &rule.set_headers {
         headers.insert(name, value.clone());
     }
@@ -69,6 +67,18 @@ pub(crate) fn to_upstream(headers: &mut HeaderMap, rule: &Rule, host: &HeaderVal
     if let Some(protocol) = origin.upgrade {
         headers.insert(UPGRADE, protocol.clone());
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    }
+}
+
+/// Removes the headers that the route sets or removes, also in a form that some servers take for the same.
+fn remove_replaced(headers: &mut HeaderMap, rule: &Rule) {
+    let set = rule.set_headers.iter().map(|(name, _)| name);
+    let replaced = || rule.remove_headers.iter().chain(set.clone());
+    let has_forms = |name: &HeaderName| name.as_str().contains('_');
+    if replaced().any(has_forms) || (replaced().next().is_some() && headers.keys().any(has_forms)) {
+        remove_variables(headers, replaced);
+    } else {
+        rule.remove_headers.iter().for_each(|name| drop(headers.remove(name)));
     }
 }
 
@@ -189,12 +199,15 @@ pub(crate) fn remove_misplaced(trailers: &mut HeaderMap) {
     }
 }
 
-/// Removes the trailers of these names, also in a form that some servers take for the same.
-pub(crate) fn remove_variables(trailers: &mut HeaderMap, names: &[HeaderName]) {
+/// Removes the headers or trailers of these names, also in a form that some servers take for the same.
+pub(crate) fn remove_variables<'n, N: Iterator<Item = &'n HeaderName>>(
+    headers: &mut HeaderMap,
+    names: impl Fn() -> N,
+) {
     let is_named =
-        |trailer: &&HeaderName| names.iter().any(|name| end_to_end::is_same_variable(trailer.as_str(), name));
-    while let Some(name) = trailers.keys().find(is_named).cloned() {
-        trailers.remove(name);
+        |header: &&HeaderName| names().any(|name| end_to_end::is_same_variable(header.as_str(), name));
+    while let Some(name) = headers.keys().find(is_named).cloned() {
+        headers.remove(name);
     }
 }
 

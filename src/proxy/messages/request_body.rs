@@ -148,7 +148,7 @@ impl http_body::Body for RequestBody {
         if let Some(Ok(frame)) = &mut frame
             && let Some(trailers) = frame.trailers_mut()
         {
-            headers::remove_variables(trailers, &body.no_trailers);
+            headers::remove_variables(trailers, || body.no_trailers.iter());
         }
         match &frame {
             // Nobody asks for what comes behind trailers.
