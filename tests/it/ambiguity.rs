@@ -89,6 +89,8 @@ pub(crate) const HEADERS_OF_A_TENANT: &[&[u8]] = &[
     b"X-Tenant: @\r\nTrailer: x-checksum\r\nTrailer: x-tenant\r\n",
     b"X-Tenant: @\r\nTrailer: \xff, x-tenant\r\n",
     b"X-Tenant: @\r\nTrailer: x_tenant\r\n",
+    b"X-Tenant: @\r\nX_Tenant: t\r\nConnection: close, x-tenant\r\n",
+    b"X_Tenant: t\r\nConnection: close, x-tenant\r\n",
 ];
 
 /// Headers that end at weir, so that the upstream sees no tenant.
@@ -99,6 +101,7 @@ pub(crate) const HEADERS_OF_NO_TENANT: &[&[u8]] = &[
     b"X-Tenant: @\r\nConnection: \xff, X-TENANT\r\nConnection: close\r\n",
     b"X-Tenant: @\r\nConnection: close\r\nConnection: \xff\t,x-tenant\r\n",
     b"X-Tenant: @\r\nConnection: ,,close ,  X-Tenant ,\r\n",
+    b"X-Tenant: @\r\nX_Tenant: t\r\nConnection: close, x-tenant, x_tenant\r\n",
 ];
 
 const PATHS_OF_A_TENANT: &[&str] = &[

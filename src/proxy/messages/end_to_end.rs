@@ -44,6 +44,14 @@ impl<'a> EndToEnd<'a> {
     /// If it is there more than once, in a form that some servers take for the same (`x_tenant` for `x-tenant`), or declared as a
     /// trailer, which a server may merge into the headers.
     pub(crate) fn one(&self, name: &HeaderName) -> Result<Option<Cow<'a, [u8]>>, ProxyError> {
+        let ambiguous = || ProxyError::Ambiguous { kind: "header", name: name.as_str().into() };
+        // The upstream sees another form whatever `Connection` says of this one.
+        let is_read_as = |other: &HeaderName| {
+            other != name && is_same_variable(other.as_str(), name) && !self.ends_here(other)
+        };
+        if self.headers.keys().any(is_read_as) {
+            return Err(ambiguous());
+        }
         if self.ends_here(name) {
             return Ok(None);
         }
@@ -55,11 +63,7 @@ impl<'a> EndToEnd<'a> {
             pieces => Some(Cow::Owned(pieces.join(&b"; "[..]))),
         };
         let is_doubled = lines.len() > 1 && *name != COOKIE;
-        let is_read_as = |other: &HeaderName| other != name && is_same_variable(other.as_str(), name);
-        if is_doubled || self.headers.keys().any(is_read_as) || self.is_trailer(name) {
-            return Err(ProxyError::Ambiguous { kind: "header", name: name.as_str().into() });
-        }
-        Ok(value)
+        if is_doubled || self.is_trailer(name) { Err(ambiguous()) } else { Ok(value) }
     }
 
     /// Returns whether the upstream sees a header.
@@ -173,6 +177,10 @@ mod tests {
             (&[a, ("connection", b"keep-alive")], Ok(Some("a"))),
             (&[a, ("connection", b"X-Tenant")], Ok(None)),
             (&[a, ("connection", b"\xff, x-tenant")], Ok(None)),
+            (&[a, ("x_tenant", b"b"), ("connection", b"x-tenant")], Err(())),
+            (&[("x_tenant", b"b"), ("connection", b"x-tenant")], Err(())),
+            (&[a, ("x_tenant", b"b"), ("connection", b"x_tenant")], Ok(Some("a"))),
+            (&[a, ("x_tenant", b"b"), ("connection", b"x-tenant, x_tenant")], Ok(None)),
             (&[a, ("connection", b"x-other"), ("connection", b"close,\tx-tenant ,")], Ok(None)),
         ] {
             let expected = expected.map(|value| value.map(str::to_owned));
