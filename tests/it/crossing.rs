@@ -96,7 +96,7 @@ async fn trailers_keep_only_allowed_fields() {
     let _lane = lane::shared().await;
     let (_upstream, weir) = with_credential(
         b"HTTP/1.1 200 OK\r\nconnection: close\r\ntransfer-encoding: chunked\r\ntrailer: x-sum, content-length, set-cookie, host, weir-error\r\n\r\n\
-          2\r\nok\r\n0\r\nx-sum: 17\r\ncontent-length: 99\r\nset-cookie: a=1\r\nhost: b\r\nweir-error: forged\r\n\r\n",
+          2\r\nok\r\n0\r\nx-sum: 17\r\ncontent-length: 99\r\nset-cookie: a=1\r\nhost: b\r\nweir-error: forged\r\nx-forwarded-for: 9.9.9.9\r\n\r\n",
     )
     .await;
     let request = b"GET / HTTP/1.1\r\nHost: a\r\nTE: trailers\r\nConnection: close\r\n\r\n";

@@ -6,7 +6,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use weir::config::model::Http2;
+use weir::config::model::{Http2, Route};
 
 use crate::support::{
     Weir, call, http2_client, in_time, mirror, read_head, rule, scripted_upstream, tls_upstream, upstream,
@@ -341,18 +341,29 @@ async fn headers_of_a_trusted_proxy_about_the_caller_are_forwarded() {
 #[tokio::test]
 async fn forwarded_headers_are_sent_only_where_the_route_asks() {
     let up = upstream(mirror).await;
-    let mut rule = rule("/", &up);
-    rule.forwarded_headers = true;
-    rule.preserve_host = true;
-    let weir = weir(vec![rule]).await;
-    let request = "GET / HTTP/1.1\r\nHost: my.host\r\nX-Forwarded-For: 9.9.9.9\r\nX-Forwarded-Proto: gopher\r\n\
-                   Via: 1.0 cache\r\nConnection: close\r\n\r\n";
-    let answer = call(weir.address, request).await;
+    let mut asking = rule("/", &up);
+    asking.forwarded_headers = true;
+    asking.preserve_host = true;
+    asking.set_headers = vec![("x-forwarded-port".parse().unwrap(), "443".parse().unwrap())];
+    let weir = weir(vec![Route { name: "other".into(), ..rule("/other", &up) }, asking]).await;
+    let ask = async |path: &str| {
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: my.host\r\nX-Forwarded-For: 9.9.9.9\r\nX-Forwarded-Proto: gopher\r\n\
+             Via: 1.0 cache\r\nForwarded: for=claim\r\nX-Forwarded-Port: claim\r\nX-Forwarded-Client-Cert: claim\r\n\
+             X_Forwarded_For: claim\r\nX_Forwarded_Prefix: claim\r\nX-Real-IP: claim\r\nConnection: close\r\n\r\n"
+        );
+        call(weir.address, &request).await
+    };
+    let other = ask("/other").await;
+    assert!(!other.contains("forwarded") && !other.contains("via:") && !other.contains("claim"), "{other}");
+    let answer = ask("/").await;
+    assert!(!answer.contains("claim"), "{answer}");
     for line in [
         "host: my.host\n",
         "x-forwarded-for: 9.9.9.9, 127.0.0.1\n",
         "x-forwarded-proto: http\n",
         "x-forwarded-host: my.host\n",
+        "x-forwarded-port: 443\n",
         "via: 1.0 cache, 1.1 weir\n",
     ] {
         assert!(answer.contains(line), "{line} missing in {answer}");

@@ -71,7 +71,8 @@ pub(crate) struct Route {
         {"json": "n", "default": 1, "max": 10},
     ]))]
     pub(crate) cost: Option<Form<Cost, CostHeader>>,
-    /// Forwards `X-Forwarded-*` and `Via`. Default `false`.
+    /// Forwards `X-Forwarded-For`, `-Proto` and `-Host`, and `Via`. All other `X-Forwarded-*`, `X-Real-IP` and `Forwarded` end at weir in
+    /// any case. Default `false`.
     #[schemars(extend("examples" = [true]))]
     pub(crate) forwarded_headers: Option<bool>,
     /// The headers of forwarded answers that tell what is left of the tightest of the route's limits, as the store last said, or `off`. They

@@ -5,6 +5,18 @@ use http::HeaderMap;
 /// The prefix of headers between the client and weir.
 pub(crate) const OWN_PREFIX: &str = "weir-";
 
+/// The prefix of headers by which proxies tell of the way of a request before them.
+const FORWARDED_PREFIX: &str = "x-forwarded-";
+
+/// Returns whether a header tells of the way of a request before weir: `Forwarded`, `X-Real-IP` or any `X-Forwarded-*`, also with
+/// underscores, which some servers take for the same.
+pub(crate) fn is_forwarded(name: &str) -> bool {
+    let folded = || name.bytes().map(|byte| if byte == b'_' { b'-' } else { byte });
+    name == "forwarded"
+        || folded().eq("x-real-ip".bytes())
+        || folded().take(FORWARDED_PREFIX.len()).eq(FORWARDED_PREFIX.bytes())
+}
+
 /// The set of proxy-related headers of one message, found in a single pass over the names.
 ///
 /// Most messages have hardly any of them, and every lookup in a `HeaderMap` hashes a name.
@@ -19,7 +31,7 @@ impl HeaderFlags {
     /// Any of `Keep-Alive`, `Proxy-Connection`, `Proxy-Authenticate` and `Proxy-Authorization`.
     pub(crate) const OTHER_HOP_BY_HOP: HeaderFlags = HeaderFlags(1 << 4);
     pub(crate) const VIA: HeaderFlags = HeaderFlags(1 << 5);
-    /// Any of `Forwarded` and `X-Forwarded-{For,Proto,Host}`.
+    /// Any of those that [`is_forwarded`] names.
     pub(crate) const FORWARDED: HeaderFlags = HeaderFlags(1 << 6);
     /// Any `weir-*`.
     pub(crate) const OWN: HeaderFlags = HeaderFlags(1 << 7);
@@ -52,9 +64,6 @@ impl HeaderFlags {
                 HeaderFlags::OTHER_HOP_BY_HOP
             }
             "via" => HeaderFlags::VIA,
-            "forwarded" | "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host" => {
-                HeaderFlags::FORWARDED
-            }
             "notion-version" | "x-twilio-client" => HeaderFlags::VENDOR,
             "expect" => HeaderFlags::EXPECT,
             "content-type" => HeaderFlags::CONTENT_TYPE,
@@ -66,6 +75,7 @@ impl HeaderFlags {
             "accept" => HeaderFlags::ACCEPT,
             "content-length" => HeaderFlags::CONTENT_LENGTH,
             _ if name.starts_with(OWN_PREFIX) => HeaderFlags::OWN,
+            _ if is_forwarded(name) => HeaderFlags::FORWARDED,
             _ => HeaderFlags(0),
         }
     }

@@ -4,14 +4,12 @@
 
 use std::net::IpAddr;
 
-use http::header::{
-    ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, FORWARDED, HOST, TE, TRANSFER_ENCODING, UPGRADE, VIA,
-};
+use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, HOST, TE, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Version};
 
 use super::end_to_end::{self, OTHER_HOP_BY_HOP};
-use super::header_flags::{HeaderFlags, OWN_PREFIX};
+use super::header_flags::{HeaderFlags, OWN_PREFIX, is_forwarded};
 use super::request_head::{PSEUDONYM, lists};
 use crate::config::model::Route as Rule;
 
@@ -118,12 +116,7 @@ fn unite_lengths(headers: &mut HeaderMap) {
 /// addresses of `X-Forwarded-For` and the earlier hops of `Via` pass, and only then.
 fn forwarded(headers: &mut HeaderMap, wanted: bool, origin: &Origin<'_>) {
     if origin.flags.has(HeaderFlags::FORWARDED) {
-        headers.remove(FORWARDED);
-        headers.remove(X_FORWARDED_PROTO);
-        headers.remove(X_FORWARDED_HOST);
-        if !wanted {
-            headers.remove(X_FORWARDED_FOR);
-        }
+        remove_all(headers, |name| is_forwarded(name.as_str()) && !(wanted && *name == X_FORWARDED_FOR));
     }
     if !wanted {
         if origin.flags.has(HeaderFlags::VIA) {
@@ -186,17 +179,13 @@ pub(crate) fn remove_own(headers: &mut HeaderMap, flags: HeaderFlags) {
     if !flags.has(HeaderFlags::OWN) {
         return;
     }
-    while let Some(name) = headers.keys().find(|name| name.as_str().starts_with(OWN_PREFIX)).cloned() {
-        headers.remove(name);
-    }
+    remove_all(headers, |name| name.as_str().starts_with(OWN_PREFIX));
 }
 
 /// Removes trailers that must not be trailers: those that frame, route, authenticate or modify a message, or describe its
 /// content (RFC 9110, 6.5.1). They would deceive a receiver that merges trailers into the headers.
 pub(crate) fn remove_misplaced(trailers: &mut HeaderMap) {
-    while let Some(name) = trailers.keys().find(|name| is_misplaced(name.as_str())).cloned() {
-        trailers.remove(name);
-    }
+    remove_all(trailers, |name| is_misplaced(name.as_str()));
 }
 
 /// Removes the headers or trailers of these names, also in a form that some servers take for the same.
@@ -204,9 +193,12 @@ pub(crate) fn remove_variables<'n, N: Iterator<Item = &'n HeaderName>>(
     headers: &mut HeaderMap,
     names: impl Fn() -> N,
 ) {
-    let is_named =
-        |header: &&HeaderName| names().any(|name| end_to_end::is_same_variable(header.as_str(), name));
-    while let Some(name) = headers.keys().find(is_named).cloned() {
+    remove_all(headers, |header| names().any(|name| end_to_end::is_same_variable(header.as_str(), name)));
+}
+
+/// Removes the headers whose names satisfy a condition.
+fn remove_all(headers: &mut HeaderMap, is_removed: impl Fn(&HeaderName) -> bool) {
+    while let Some(name) = headers.keys().find(|name| is_removed(name)).cloned() {
         headers.remove(name);
     }
 }
@@ -214,8 +206,11 @@ pub(crate) fn remove_variables<'n, N: Iterator<Item = &'n HeaderName>>(
 fn is_misplaced(name: &str) -> bool {
     let describes_content =
         matches!(name, "content-length" | "content-type" | "content-encoding" | "content-range");
-    let routes =
-        matches!(name, "host" | "trailer" | "via" | "location" | "retry-after" | "max-forwards" | "expect");
+    let routes = is_forwarded(name)
+        || matches!(
+            name,
+            "host" | "trailer" | "via" | "location" | "retry-after" | "max-forwards" | "expect"
+        );
     let authenticates = matches!(name, "authorization" | "www-authenticate" | "cookie" | "set-cookie")
         || name.starts_with("proxy-");
     let caches = matches!(name, "cache-control" | "pragma" | "age" | "expires" | "date" | "vary" | "range");
