@@ -24,8 +24,6 @@ use crate::proxy::net::stream::READ_MAX;
 
 /// The largest block of memory.
 const BLOCK: usize = 64 * 1024;
-/// The room that a request asks for if nobody knows how much will come.
-const UNKNOWN: u64 = 64 * 1024;
 /// The most bytes that are read of one request when its turn is near. Before the end of a client that has left stands what its kernel
 /// holds, 4 MiB by Linux's defaults, and what weir's does.
 const TURN_MAX: u64 = 8 * 1024 * 1024;
@@ -121,9 +119,11 @@ impl Early {
                 return Poll::Ready(());
             }
             let wanted = match (self.part, self.expected) {
-                (Part::Waiting, 0) => UNKNOWN,
                 (Part::Turn, 0) => self.turn_left,
-                (_, expected) => expected,
+                (Part::Turn, expected) => expected,
+                (Part::Waiting, 0) => BLOCK as u64,
+                // One block at a time: what is announced may never be sent, and others wait for that memory.
+                (Part::Waiting, expected) => expected.min(BLOCK as u64),
             };
             self.asking = Some(memory.ask(self.part, wanted));
         }
@@ -293,5 +293,36 @@ impl EarlyReading<'_> {
 impl Drop for EarlyReading<'_> {
     fn drop(&mut self) {
         lock(&self.wire).early.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::proxy::net::stream::Stream;
+
+    #[tokio::test]
+    async fn announced_bytes_that_are_not_sent_take_no_memory() {
+        const MIB: u64 = 1024 * 1024;
+        let (listener, memory) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), BodyMemory::new(4 * MIB));
+        let (memory, mut connections) = (Arc::new(memory), Vec::new());
+        for _ in 0..4 {
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            client.write_all(b"begin").await.unwrap();
+            let served = listener.accept().await.unwrap().0;
+            served.readable().await.unwrap();
+            let wire = ClientWire::new(Wire::Left(Stream::new(served, Duration::from_secs(60))));
+            connections.push((client, wire.reader(Arc::clone(&memory)), wire));
+        }
+        let readings: Vec<_> =
+            connections.iter().filter_map(|(_, reader, _)| reader.begin(100 * MIB)).collect();
+        for reading in &readings {
+            poll_fn(|context| Poll::Ready(reading.poll(context).is_ready())).await;
+        }
+        assert!(connections.iter().all(|(.., wire)| !wire.lock().early.blocks.is_empty()), "they were read");
+        assert!(memory.take_now(3 * 1024 * 1024).is_some());
     }
 }
