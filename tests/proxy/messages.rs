@@ -6,7 +6,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use weir::config::model::{Http2, Route};
+use weir::config::model::{Http2, Route, Server};
 
 use crate::support::{
     Weir, call, http2_client, in_time, mirror, read_head, rule, scripted_upstream, tls_upstream, upstream,
@@ -289,6 +289,43 @@ async fn a_redirect_to_the_upstream_leads_back_through_weir() {
         );
         let answer = call(weir.address, &request).await;
         assert!(answer.contains(&format!("location: {to}\r\n")), "{from}: {answer}");
+    }
+}
+
+/// Through weir, which asks by `http` again, the client would go around for ever.
+#[tokio::test]
+async fn a_redirect_to_tls_leads_out_of_weir() {
+    let up = upstream(|request: Request<Incoming>| async move {
+        let target =
+            format!("https://{}{}", request.headers()["x-up"].to_str().unwrap(), request.uri().path());
+        let mut response = Response::new(Full::new(Bytes::new()));
+        *response.status_mut() = request.headers()["x-status"].to_str().unwrap().parse().unwrap();
+        response.headers_mut().insert("link", format!("<{target}>; rel=next").parse().unwrap());
+        response.headers_mut().insert("content-location", target.parse().unwrap());
+        response.headers_mut().insert("location", target.parse().unwrap());
+        response
+    })
+    .await;
+    let told = Route { name: "told".into(), forwarded_headers: true, ..rule("/told", &up) };
+    let server = |server: &mut Server| server.public_url = Some("https://weir".into());
+    let weir = Weir::start(vec![told, rule("/", &up)], server).await;
+    let (here, there) = ("https://weir".to_owned(), format!("https://{up}"));
+    for (path, status, location) in [
+        ("/x", 301, &there),
+        ("/x", 308, &there),
+        // Pages and what was made are not asked for in place of this one.
+        ("/x", 200, &here),
+        ("/x", 201, &here),
+        // An upstream that was told of https means itself.
+        ("/told", 301, &here),
+    ] {
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: h\r\nX-Up: {up}\r\nX-Status: {status}\r\nConnection: close\r\n\r\n"
+        );
+        let answer = call(weir.address, &request).await;
+        assert!(answer.contains(&format!("\r\nlocation: {location}{path}\r\n")), "{answer}");
+        assert!(answer.contains(&format!("\r\ncontent-location: {here}{path}\r\n")), "{answer}");
+        assert!(answer.contains(&format!("\r\nlink: <{here}{path}>; rel=next\r\n")), "{answer}");
     }
 }
 

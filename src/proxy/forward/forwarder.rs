@@ -328,7 +328,7 @@ fn respond(
     headers::to_client(response.headers_mut(), flags);
     if rule.rewrite_links && flags.has(HeaderFlags::LINKS) {
         let links = Links::new(rule, client, plan.origin.as_deref(), plan.authority.as_ref());
-        links.rewrite(response.headers_mut());
+        links.rewrite(response.status(), response.headers_mut());
     }
     if let Some(form) = rule.limit_headers {
         let left = outgoing.feedback.quota_left.take();

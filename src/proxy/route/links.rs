@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use http::header::{CONTENT_LOCATION, Entry, LINK, LOCATION};
 use http::uri::Authority;
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use super::caller;
 use super::path::{self, strip};
@@ -86,10 +86,10 @@ impl<'a> Links<'a> {
     }
 
     /// Rewrites the links of a response.
-    pub(crate) fn rewrite(&self, headers: &mut HeaderMap) {
-        for name in [LOCATION, CONTENT_LOCATION] {
-            change(headers, name, |target| self.relocate(target));
-        }
+    pub(crate) fn rewrite(&self, status: StatusCode, headers: &mut HeaderMap) {
+        let is_left = |target: &str| status.is_redirection() && self.asks_for_tls(target);
+        change(headers, LOCATION, |target| self.relocate(target).filter(|_| !is_left(target)));
+        change(headers, CONTENT_LOCATION, |target| self.relocate(target));
         change(headers, LINK, |list| Some(self.relocate_targets(list)));
     }
 
@@ -136,6 +136,14 @@ impl<'a> Links<'a> {
         let origin =
             if origin.is_empty() && path.starts_with("//") { self.origin.as_deref()? } else { origin };
         Some([origin, &path].concat())
+    }
+
+    /// Returns whether a redirect leads from `http` to `https` at the upstream. Through weir it would lead back to `http`, and around for
+    /// ever. An upstream that was told of `https`, or asked for another host, does not ask for it.
+    fn asks_for_tls(&self, target: &str) -> bool {
+        let is_https = |url: &str| url.get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case("https:"));
+        let is_told = self.rule.forwarded_headers && self.origin.as_deref().is_some_and(is_https);
+        is_https(target) && !self.rule.upstream.tls && !is_told && self.host_asked.is_none()
     }
 
     /// Returns what follows the authority, if that is the upstream's.
