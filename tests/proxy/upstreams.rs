@@ -12,7 +12,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use weir::config::model::{Http2, Retry};
+use weir::config::model::{Http2, Retry, Route};
 use weir::proxy::{Reach, Resolve};
 
 use crate::support::{
@@ -285,4 +285,40 @@ async fn a_reload_keeps_the_retries_that_are_left() {
     weir.apply(vec![rule]).unwrap();
     let answer = call(weir.address, &GET.replace("GET /", "GET /fail")).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+/// The upstream cannot know the second attempt by a key that it does not get.
+#[tokio::test]
+async fn only_a_key_that_goes_upstream_lets_a_post_be_repeated() {
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&sent);
+    let up = upstream(move |_: Request<Incoming>| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async move {
+            let mut response = Response::new(Full::new(Bytes::new()));
+            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            response
+        }
+    })
+    .await;
+    let retry =
+        Retry { attempts: 2, on_connect: false, on_status: vec![503], body_bytes_max: 0, budget_ppm: None };
+    let route = |path: &str| Route { name: path.into(), retry: Some(retry.clone()), ..rule(path, &up) };
+    let (mut removing, mut setting) = (route("/removed"), route("/set"));
+    removing.remove_headers = vec!["idempotency-key".parse().unwrap()];
+    setting.set_headers = vec![("idempotency-key".parse().unwrap(), "k".parse().unwrap())];
+    let weir = weir(vec![removing, setting, route("/")]).await;
+    const KEY: &str = "Idempotency-Key: k\r\n";
+    for (path, headers, expected) in [
+        ("/", "Connection: close\r\n", 1),
+        ("/", &*format!("{KEY}Connection: close\r\n"), 2),
+        ("/", &*format!("{KEY}Connection: close, idempotency-key\r\n"), 1),
+        ("/removed", &*format!("{KEY}Connection: close\r\n"), 1),
+        ("/set", "Connection: close\r\n", 2),
+    ] {
+        let request = format!("POST {path} HTTP/1.1\r\nHost: weir\r\nContent-Length: 0\r\n{headers}\r\n");
+        let answer = call(weir.address, &request).await;
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+        assert_eq!(sent.swap(0, Ordering::SeqCst), expected, "{path} {headers}");
+    }
 }

@@ -15,7 +15,6 @@ use super::feedback::Feedback;
 use super::outgoing::Outgoing;
 use super::plan::Plan;
 use super::record::Record;
-use super::retry;
 use crate::clock::Micros;
 use crate::limiter::{Demand, Entered, LimiterSet, Permit, Receipt, Refusal, Ticket};
 use crate::proxy::error::ProxyError;
@@ -140,7 +139,7 @@ pub(crate) fn traced<T>(
 /// Returns whether a failure to connect is followed by another attempt, as the route allows it.
 fn connects_again(plan: &Plan, head: &Request<()>) -> bool {
     let retry = plan.route.rule.retry.as_ref();
-    retry.is_some_and(|retry| retry.on_connect) && retry::is_harmless(head) && plan.upgrade.is_none()
+    retry.is_some_and(|retry| retry.on_connect) && plan.is_harmless(head)
 }
 
 /// Waits for the turn, and makes sure then that the client has not left behind bytes that were not read before.

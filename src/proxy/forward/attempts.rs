@@ -18,7 +18,7 @@ use crate::limiter::Permit;
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Client;
 
-/// Returns the attempts of a request that may be sent more than once.
+/// Returns the attempts of a request that may be sent more than once; its head is as the client sent it.
 pub(super) fn retries<'plan>(plan: &'plan Plan, outgoing: &Outgoing) -> Option<Retries<'plan>> {
     let rule = plan.route.rule.retry.as_ref()?;
     let budget = &plan.route.retry_budget;
@@ -28,7 +28,7 @@ pub(super) fn retries<'plan>(plan: &'plan Plan, outgoing: &Outgoing) -> Option<R
     let waited = outgoing.permit.as_ref().map_or(Duration::ZERO, Permit::waited);
     // Without a limiter the client's patience alone bounds the pauses.
     let wait = plan.route.limiter_set.as_ref().map(|_| plan.wait_left(waited)).or(plan.demand.wait_max);
-    Retries::of(rule, budget, &outgoing.head, wait).filter(|_| plan.upgrade.is_none())
+    plan.is_harmless(&outgoing.head).then(|| Retries::new(rule, budget, wait))
 }
 
 /// Sends the request as often as it needs and may. Where another attempt gets no permit within the wait, the last result stands.

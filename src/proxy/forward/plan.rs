@@ -10,6 +10,7 @@ use http::uri::{Authority, PathAndQuery};
 use http::{HeaderValue, Request, Version};
 use tokio::time::Instant;
 
+use super::retry;
 use crate::config::model::{Http2, Route as Rule};
 use crate::limiter::{Demand, Partition};
 use crate::proxy::error::ProxyError;
@@ -156,6 +157,11 @@ impl Plan {
         let (patience, set) = (self.patience.as_ref()?, self.route.limiter_set.as_ref()?);
         let is_shorter = self.demand.wait_max.is_some_and(|wait| wait < set.wait_max(self.demand.flow));
         is_shorter.then(|| patience.describe(self.demand.wait_max.unwrap_or_default()))
+    }
+
+    /// Returns whether the request, as the client sent it, may be sent twice without harm.
+    pub(crate) fn is_harmless(&self, head: &Request<()>) -> bool {
+        self.upgrade.is_none() && retry::is_harmless(head, self.flags, &self.route.rule)
     }
 
     /// Returns the protocol that the request needs of its connection.

@@ -6,24 +6,34 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use http::{Request, StatusCode};
+use http::{HeaderMap, HeaderName, Request, StatusCode};
 use tokio::time::Instant;
 
-use crate::config::model::Retry;
+use crate::config::model::{Retry, Route};
 use crate::proxy::error::ProxyError;
+use crate::proxy::messages::end_to_end::{EndToEnd, is_same_variable};
+use crate::proxy::messages::header_flags::HeaderFlags;
 use crate::proxy::messages::response;
 use crate::proxy::route::retry_budget::RetryBudget;
 
 /// The header by which a client allows a request to arrive twice (draft-ietf-httpapi-idempotency-key-header).
-const IDEMPOTENCY_KEY: &str = "idempotency-key";
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// The shortest and the longest pause before another connection is tried, as Envoy has them (`retry_back_off`).
 const PAUSE_MIN: Duration = Duration::from_millis(25);
 const PAUSE_MAX: Duration = Duration::from_millis(250);
 
-/// Returns whether a request may arrive twice without harm.
-pub(crate) fn is_harmless<B>(request: &Request<B>) -> bool {
-    request.method().is_idempotent() || request.headers().contains_key(IDEMPOTENCY_KEY)
+/// Returns whether a request, as the client sent it, may arrive twice without harm.
+pub(crate) fn is_harmless<B>(request: &Request<B>, flags: HeaderFlags, rule: &Route) -> bool {
+    request.method().is_idempotent() || sends_key(request.headers(), flags, rule)
+}
+
+/// Returns whether the upstream sees an idempotency key. Without it each attempt may be carried out.
+fn sends_key(headers: &HeaderMap, flags: HeaderFlags, rule: &Route) -> bool {
+    let is_removed =
+        || rule.remove_headers.iter().any(|name| is_same_variable(name.as_str(), &IDEMPOTENCY_KEY));
+    rule.set_headers.iter().any(|(name, _)| *name == IDEMPOTENCY_KEY)
+        || (EndToEnd::new(headers, flags, false).has(&IDEMPOTENCY_KEY) && !is_removed())
 }
 
 /// The further attempts of a request.
@@ -36,16 +46,14 @@ pub(crate) struct Retries<'route> {
 }
 
 impl<'route> Retries<'route> {
-    /// Returns the attempts of a request whose waits may add up to `wait`, if they are bounded; `None` if sending it twice may do harm.
-    pub(crate) fn of<B>(
+    /// Returns the attempts of a request whose waits may add up to `wait`, if they are bounded.
+    pub(crate) fn new(
         rule: &'route Retry,
         budget: &'route RetryBudget,
-        request: &Request<B>,
         wait: Option<Duration>,
-    ) -> Option<Retries<'route>> {
+    ) -> Retries<'route> {
         let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
-        let left = rule.attempts - 1;
-        is_harmless(request).then_some(Retries { rule, budget, left, deadline })
+        Retries { rule, budget, left: rule.attempts - 1, deadline }
     }
 
     /// Returns the rest of the wait.
