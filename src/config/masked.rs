@@ -1,16 +1,16 @@
 //! The configuration as written, as JSON, with every secret masked, for the admin API.
 //!
 //! Values from the environment or a file are masked whole, since any may be a secret; so are tokens, passwords and the
-//! values of `set_headers` and `match.headers`. In URLs, the password is masked, or the user if there is no password. The values of a key that is a
-//! credential are masked where `overrides` names them. In the lines of a file that is not valid the same is hidden, and what may be a password in a
-//! URL that is none.
+//! values of `set_headers`, `match.headers` and `match.json`. In URLs, the password is masked, or the user if there is no password. The values of a
+//! part of requests that is a credential are masked where `overrides`, a `map` or a `share` names them. In the lines of a file that is not valid the
+//! same is hidden, and what may be a password in a URL that is none.
 
 use serde_json::{Map, Value as Json};
 use sha2::{Digest, Sha256};
 
 use super::interpolate::{Absent, Segment, segments};
 use super::key_part::is_secret_name;
-use super::problem::{Mark, Secrets, key_path};
+use super::problem::{Mark, Secrets, index_path, key_path};
 use super::yaml::{Entry, Kind, Node, Origin, Scalar, Value};
 
 const MASK: &str = "***";
@@ -20,6 +20,8 @@ const DIGEST: char = '\u{1}';
 const SCHEME_LENGTH_MAX: usize = 8;
 /// The digits of a digest.
 const DIGEST_LENGTH: usize = 12;
+/// The parent of the classes of a share whose callers are named by a credential.
+const CREDENTIAL_CLASSES: &str = "classes of credentials";
 
 /// Converts a tree to JSON without its secrets. Each masked text ends with a digest of the secret, so that changed secrets differ;
 /// [`shown`] removes it.
@@ -70,18 +72,18 @@ pub(crate) fn masked_key(secret: &str) -> String {
     with_digest(MASK, secret)
 }
 
-/// Shows a node below `key`.
-fn show(node: &Node, key: &str, secret: bool) -> Json {
+/// Shows a node below `parent`.
+fn show(node: &Node, parent: &str, secret: bool) -> Json {
     match &node.value {
         Value::Scalar(scalar) => show_scalar(scalar, secret),
-        Value::List(items) => items.iter().map(|item| show(item, key, secret)).collect(),
+        Value::List(items) => items.iter().map(|item| show(item, parent, secret)).collect(),
         Value::Mapping(entries) => entries
             .iter()
             .map(|entry| {
-                let secret = secret || is_secret(key, &entry.key);
+                let secret = secret || is_secret(parent, &entry.key);
                 let shown = match secret_names(node, entry) {
-                    Some(names) => show_names(names),
-                    None => show(&entry.value, &entry.key, secret),
+                    Some(names) => show_names(names, secret),
+                    None => show(&entry.value, parent_of(node, entry), secret),
                 };
                 (entry.key.clone(), shown)
             })
@@ -90,53 +92,61 @@ fn show(node: &Node, key: &str, secret: bool) -> Json {
     }
 }
 
-/// Returns the overrides of a limiter whose key is a credential, if that is what this entry of a mapping is.
+/// Returns the mapping whose keys are values of a credential, if that is what this entry of a mapping is.
 fn secret_names<'a>(mapping: &Node, entry: &'a Entry) -> Option<&'a [Entry]> {
-    let of_credential = |part: &Node| {
-        let name = match part.text() {
-            Some(text) => text.split_once(':').map(|(_, name)| name),
-            None => part.get("json").and_then(Node::text),
-        };
-        name.is_some_and(is_secret_name)
+    let is_of_credential = match entry.key.as_str() {
+        "overrides" => mapping.get("key").is_some_and(|key| key.items().iter().any(is_credential)),
+        "weights" => shares_by_credential(mapping),
+        "map" => is_credential(mapping),
+        _ => false,
     };
-    let key = mapping.get("key").filter(|_| entry.key == "overrides")?;
     match &entry.value.value {
-        Value::Mapping(names) if key.items().iter().any(of_credential) => Some(names),
+        Value::Mapping(names) if is_of_credential => Some(names),
         _ => None,
     }
 }
 
-/// Shows overrides without the values that they are for. The path of a file is no such value.
-fn show_names(overrides: &[Entry]) -> Json {
-    let shown = overrides.iter().map(|entry| {
-        let is_path = entry.value.text().is_some();
+/// Returns whether the callers of a share are named by a credential: by the first part of `by`.
+fn shares_by_credential(share: &Node) -> bool {
+    share.get("by").is_some_and(|by| is_credential(by.items().first().unwrap_or(by)))
+}
+
+/// Returns whether a part of requests is a credential, such as `header:authorization`.
+fn is_credential(part: &Node) -> bool {
+    let name = match part.text() {
+        Some(text) => text.split_once(':').map(|(_, name)| name),
+        None => part.get("json").and_then(Node::text),
+    };
+    name.is_some_and(is_secret_name)
+}
+
+/// Returns the parent of what lies below an entry of a mapping.
+fn parent_of<'a>(mapping: &Node, entry: &'a Entry) -> &'a str {
+    if entry.key == "classes" && shares_by_credential(mapping) { CREDENTIAL_CLASSES } else { &entry.key }
+}
+
+/// Shows a mapping without the values that its keys are. The path of a file of overrides is no such value.
+fn show_names(names: &[Entry], secret: bool) -> Json {
+    let shown = names.iter().map(|entry| {
+        let is_path = entry.key == "file" && entry.value.text().is_some();
         let key = if is_path { entry.key.clone() } else { masked_key(&entry.key) };
-        (key, show(&entry.value, "", false))
+        (key, show(&entry.value, "", secret))
     });
     shown.collect::<Map<String, Json>>().into()
 }
 
 /// Returns whether all values below a key of a parent are secrets.
 fn is_secret(parent: &str, key: &str) -> bool {
-    matches!(key, "token" | "read_token" | "tokens" | "password" | "set_headers")
-        || (parent == "match" && key == "headers")
+    match (parent, key) {
+        ("match", "headers" | "json") | (CREDENTIAL_CLASSES, "of") => true,
+        _ => matches!(key, "token" | "read_token" | "tokens" | "password" | "set_headers"),
+    }
 }
 
 /// Returns the secrets in a tree that is not interpolated yet.
 pub(crate) fn secrets(tree: &Node) -> Secrets {
     let mut found = Secrets::default();
-    find_secrets(tree, "", false, &mut found.marks);
-    let limiters = tree.get("limiters").map(Node::entries).unwrap_or_default();
-    for limiter in limiters {
-        for overrides in
-            limiter.value.entries().iter().filter(|it| secret_names(&limiter.value, it).is_some())
-        {
-            let path = key_path(&key_path("limiters", &limiter.key), &overrides.key);
-            let hidden = secret_keys(&overrides.value, path);
-            found.marks.extend(hidden.marks);
-            found.mappings.extend(hidden.mappings);
-        }
-    }
+    find_secrets(tree, ("", String::new()), false, &mut found);
     found
 }
 
@@ -189,16 +199,28 @@ fn is_by_reference(text: &str) -> bool {
     text.contains("${") && segments(text).is_ok_and(|segments| segments.iter().all(is_open))
 }
 
-fn find_secrets(node: &Node, key: &str, secret: bool, found: &mut Vec<Mark>) {
+/// Finds the secrets in a node below `parent`, at a path.
+fn find_secrets(node: &Node, (parent, path): (&str, String), secret: bool, found: &mut Secrets) {
     match &node.value {
         Value::Scalar(scalar) if is_by_reference(&scalar.text) => {}
-        Value::Scalar(scalar) if secret || may_hold_password(&scalar.text) => found.push(node.mark),
+        Value::Scalar(scalar) if secret || may_hold_password(&scalar.text) => found.marks.push(node.mark),
         Value::Scalar(_) => {}
-        Value::List(items) => items.iter().for_each(|item| find_secrets(item, key, secret, found)),
+        Value::List(items) => {
+            for (index, item) in items.iter().enumerate() {
+                find_secrets(item, (parent, index_path(&path, index)), secret, found);
+            }
+        }
         Value::Mapping(entries) => {
-            entries.iter().for_each(|entry| {
-                find_secrets(&entry.value, &entry.key, secret || is_secret(key, &entry.key), found);
-            });
+            for entry in entries {
+                let path = key_path(&path, &entry.key);
+                if secret_names(node, entry).is_some() {
+                    let Secrets { marks, mappings } = secret_keys(&entry.value, path.clone());
+                    found.marks.extend(marks);
+                    found.mappings.extend(mappings);
+                }
+                let secret = secret || is_secret(parent, &entry.key);
+                find_secrets(&entry.value, (parent_of(node, entry), path), secret, found);
+            }
         }
     }
 }
@@ -245,8 +267,26 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::config::load;
     use crate::config::problem::Report;
     use crate::config::yaml;
+    use crate::limiter::model::Flow;
+
+    /// Credentials name callers, partitions and families, and a condition asks for one.
+    const NAMED: &str = "
+limiters:
+  api:
+    limits: [100/1s]
+    queue: {timeout: 5s, max_waiting: 9}
+    key: [{json: api_key, map: {sk-live-mapped: gold}}]
+    share:
+      by: [\"header:x-api-key\", route]
+      weights: {sk-live-weight: 3}
+      classes:
+        - {name: vip, of: [sk-live-vip], floor: 20%}
+        - {name: rest}
+routes: [{name: one, match: {json: {api_key: sk-live-json}}, upstream: \"http://a\", limiter: api, body: {max: 1KiB}}]
+";
 
     #[test]
     fn secrets_are_masked_and_the_rest_is_shown() {
@@ -261,6 +301,50 @@ mod tests {
         });
         assert_eq!(shown(&masked(&tree)), expected);
         assert!(!masked(&tree).to_string().contains("plain"));
+    }
+
+    #[test]
+    fn credentials_that_name_callers_and_families_are_masked() {
+        let loaded = load::parse(Path::new("f"), NAMED).unwrap();
+        for shown in [loaded.masked(), loaded.effective()] {
+            assert!(!shown.to_string().contains("sk-live"), "{shown}");
+            let limiter = &shown["limiters"]["api"];
+            assert_eq!(limiter["key"][0], json!({"json": "api_key", "map": {"***": "gold"}}));
+            assert_eq!(limiter["share"]["weights"], json!({"***": 3}));
+            let class = &limiter["share"]["classes"][0];
+            assert_eq!((&class["name"], &class["of"]), (&"vip".into(), &json!(["***"])));
+        }
+        // Changes of them are noticed all the same.
+        let next = load::parse(Path::new("f"), &NAMED.replace("sk-live-weight", "sk-live-other")).unwrap();
+        assert!(!next.changes_since(&loaded).is_empty());
+        // Others are shown.
+        let open = NAMED.replace("api_key", "model").replace("x-api-key", "x-team");
+        let shown = load::parse(Path::new("f"), &open).unwrap().masked();
+        assert_eq!(shown.to_string().matches("sk-live").count(), 3, "{shown}");
+    }
+
+    #[test]
+    fn no_problem_shows_the_credential_of_a_caller_or_a_family() {
+        let broken = NAMED.replace("gold", "[]").replace(": 3}", ": 0}").replace("20%", "200%");
+        let broken = broken.replace("limiter: api,", "limiter: other,");
+        let error = load::parse(Path::new("f"), &broken).unwrap_err();
+        let told: Vec<String> = error.problems.iter().map(|problem| problem.with_line("")).collect();
+        assert!(told.len() >= 4, "{told:?}");
+        assert!(!told.concat().contains("sk-live"), "{told:?}");
+    }
+
+    #[test]
+    fn flows_have_no_name_that_may_be_a_secret() {
+        let named = |text: &str, value: &str| {
+            let variable = |_: &str| Ok("sk-from-env".to_owned());
+            let loaded = load::parse_with(Path::new("f"), text, &variable).unwrap();
+            let share = loaded.config.limiters[0].share().cloned().unwrap();
+            share.names.contains_key(&Flow::member_of(value))
+        };
+        assert!(!named(NAMED, "sk-live-weight") && !named(NAMED, "sk-live-vip"));
+        let by_team = NAMED.replace("x-api-key", "x-team");
+        assert!(named(&by_team, "sk-live-weight") && named(&by_team, "sk-live-vip"));
+        assert!(!named(&by_team.replace("sk-live-vip", "\"${VIP}\""), "sk-from-env"));
     }
 
     #[test]

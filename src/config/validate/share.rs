@@ -225,15 +225,18 @@ fn class_queue(
     Some(QueueLimits { timeout: timeout?.or(queue.map(|queue| queue.timeout))?, max_waiting: max_waiting? })
 }
 
-/// Returns the first values of flows that the configuration has, and a name for a missing one, by their hashes.
+/// Returns the first values of flows that the configuration has, and a name for a missing one, by their hashes; none that may be a secret.
 fn names(
     given: &Given<'_, Written>,
     by: Option<&Arc<[By]>>,
     clients: Option<&HashSet<&str>>,
 ) -> HashMap<u64, Arc<str>> {
-    let of = given.value.classes.iter().flatten().flat_map(|class| class.of.iter().flatten());
-    let named = of.map(String::as_str).chain(key!(given.weights).at.names());
-    let is_client = by.is_some_and(|by| by.first() == Some(&By::Part(KeyPart::Client)));
+    let first = by.and_then(|by| by.first());
+    let is_hidden = matches!(first, Some(By::Part(part)) if part.is_credential());
+    let of = key!(given.classes).items().flat_map(|class| key!(class.of).items());
+    let of = of.filter(|value| !value.at.is_interpolated()).map(|value| value.value.as_str());
+    let named = of.chain(key!(given.weights).at.names()).filter(|_| !is_hidden);
+    let is_client = first == Some(&By::Part(KeyPart::Client));
     let clients = clients.filter(|_| is_client).into_iter().flatten().copied();
     let named = named.chain(clients).map(|name| (Flow::member_of(name), name.into()));
     named.chain([(Flow::of(&[None]).member, "none".into())]).collect()
