@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::directories::Directories;
@@ -48,6 +49,8 @@ pub struct Watch {
     content: [u8; 32],
     /// The reason the watch woke, if the files have not been read since.
     pending: Option<Woken>,
+    /// The reading under way. It goes on when a wait is cancelled, and nobody can end it: a mount may hang.
+    reading: Option<JoinHandle<Snapshot>>,
     /// Files that cannot be watched, not yet logged: logging begins after the first reading.
     troubles: Vec<Trouble>,
     /// The directories that cannot be watched.
@@ -81,6 +84,7 @@ impl Watch {
             names: HashSet::new(),
             content: [0; 32],
             pending: None,
+            reading: None,
             troubles,
             unwatched: HashSet::new(),
         };
@@ -99,6 +103,10 @@ impl Watch {
                 None => self.woken().await,
             };
             self.pending = Some(woken);
+            // It may have begun before the last event.
+            if self.reading.is_some() {
+                self.snapshot().await;
+            }
             self.settled().await;
             let snapshot = self.complete(woken).await;
             self.pending = None;
@@ -123,12 +131,11 @@ impl Watch {
 
     /// Reads the files. Content that has changed is read until it is the same twice: a file that has been created is written afterwards,
     /// and a poll may come in the middle. The beginning of a configuration may be a valid one.
-    async fn complete(&self, woken: Woken) -> Option<Snapshot> {
+    async fn complete(&mut self, woken: Woken) -> Option<Snapshot> {
         let quiet = if woken == Woken::Event { QUIET } else { QUIET_POLLED };
         let (mut before, mut readings) = (self.content, 0);
         loop {
-            let path = self.path.clone();
-            let snapshot = tokio::task::spawn_blocking(move || Snapshot::take(&path)).await.ok()?;
+            let snapshot = self.snapshot().await?;
             readings += 1;
             let is_complete = snapshot.content == before || snapshot.content == self.content;
             if is_complete || readings == READINGS_MAX {
@@ -137,6 +144,15 @@ impl Watch {
             before = snapshot.content;
             sleep(quiet).await;
         }
+    }
+
+    /// Ends the reading under way, or else a new one. `None` if it has panicked.
+    async fn snapshot(&mut self) -> Option<Snapshot> {
+        let path = self.path.clone();
+        let reading = self.reading.get_or_insert_with(|| spawn_blocking(move || Snapshot::take(&path)));
+        let snapshot = reading.await.ok();
+        self.reading = None;
+        snapshot
     }
 
     /// Logs what cannot be watched.

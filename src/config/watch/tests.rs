@@ -246,6 +246,25 @@ async fn cancelling_loses_no_change() {
     noticed(&mut watch).await;
 }
 
+/// A mount that hangs would hold a thread for each wait.
+#[tokio::test]
+async fn a_cancelled_wait_leaves_its_reading_to_the_next_one() {
+    let (_directory, path) = directory();
+    let mut watch = Watch::new(&path);
+    let (set_free, hangs) = std::sync::mpsc::channel::<()>();
+    let stale = move || {
+        let _ = hangs.recv();
+        Snapshot { content: [1; 32], files: Vec::new() }
+    };
+    watch.reading = Some(spawn_blocking(stale));
+    fs::write(&path, "a: 2\n").unwrap();
+    unnoticed(&mut watch, 5 * QUIET, async {}).await;
+    unnoticed(&mut watch, 5 * QUIET, async {}).await;
+    drop(set_free);
+    noticed(&mut watch).await;
+    assert_eq!(watch.content, Snapshot::take(&path).content, "it was read again");
+}
+
 #[tokio::test]
 async fn without_a_watcher_changes_are_found_by_polling() {
     let (_directory, path) = directory();
