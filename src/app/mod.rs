@@ -10,19 +10,22 @@ mod tests;
 
 use std::io;
 use std::net::SocketAddr;
+use std::panic;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use tracing::{error, info, warn};
 
-use self::reload::{Reloadable, Reloads, unix_seconds};
+use self::reload::{LOAD_TIME_MAX, Reloadable, Reloads, too_slow, unix_seconds};
 use crate::admin::{self, AdminState, Explained, FleetUsage, Reloader};
 use crate::clock::Clock;
 use crate::config::{self, Config, Handle, LoadError, Loaded, Watch, model};
@@ -41,6 +44,9 @@ pub enum StartError {
     /// The configuration is not valid.
     #[error("the configuration is not valid\n{0}")]
     Config(LoadError),
+    /// The configuration cannot be read in time.
+    #[error("cannot read the configuration\n{0}")]
+    Slow(LoadError),
     /// Logging could not be set up.
     #[error(transparent)]
     Logging(#[from] LoggingError),
@@ -88,12 +94,13 @@ pub struct Source {
 /// # Errors
 /// If weir cannot start, or did not finish within its drain time.
 pub async fn serve(path: &Path) -> Result<(), StartError> {
-    let hangup = listen_for(SignalKind::hangup())?;
-    let watch = Watch::new(path);
-    let loaded = config::load(path).map_err(StartError::Config)?;
+    let (hangup, mut end) = (listen_for(SignalKind::hangup())?, Ending::new()?);
+    let (watch, loaded) = tokio::select! {
+        read = first_reading(path, LOAD_TIME_MAX) => read?,
+        () = end.signal() => return Ok(()),
+    };
     let logging = LastLines(Logging::init(&loaded.config.log)?);
     raise_file_limit(loaded.config.server.max_connections);
-    let mut end = Ending::new()?;
     let source = Source { path: path.to_owned(), watch, logging: logging.0.clone(), hangup };
     let app = App::start(loaded, Some(source)).await?;
     end.signal().await;
@@ -104,6 +111,21 @@ pub async fn serve(path: &Path) -> Result<(), StartError> {
             Drained::Cut => Err(StartError::Cut),
         },
         () = end.signal() => Err(StartError::Interrupted),
+    }
+}
+
+/// Reads the configuration and begins to watch it, within the time for that. It may lie on a mount that hangs, and a signal must end weir
+/// also then.
+async fn first_reading(path: &Path, load_time_max: Duration) -> Result<(Watch, Loaded), StartError> {
+    let file = path.to_owned();
+    let reading = spawn_blocking(move || {
+        let watch = Watch::new(&file);
+        config::load(&file).map(|loaded| (watch, loaded))
+    });
+    match timeout(load_time_max, reading).await {
+        Ok(Ok(read)) => read.map_err(StartError::Config),
+        Ok(Err(panicked)) => panic::resume_unwind(panicked.into_panic()),
+        Err(_) => Err(StartError::Slow(too_slow(path, load_time_max))),
     }
 }
 

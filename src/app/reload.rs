@@ -22,7 +22,7 @@ use crate::telemetry::{Logging, Metrics};
 
 /// The longest time of reading the file and all that it names, which takes milliseconds: a pipe without a writer, or a mount that hangs, must
 /// hold up neither later reloads nor the end. Who asked through the admin API still waits then, and is told why.
-const LOAD_TIME_MAX: Duration = Duration::from_secs(20);
+pub(super) const LOAD_TIME_MAX: Duration = Duration::from_secs(20);
 /// The most readings that hang. Each keeps a thread until its file answers.
 const HANGING_MAX: usize = 8;
 
@@ -93,10 +93,14 @@ impl Reloads {
             return loaded.ok();
         }
         self.hanging.push(loading);
-        let message =
-            format!("reading it, and the files that it names, took longer than {:?}", self.load_time_max);
-        Some(Err(LoadError::whole(&self.path, message)))
+        Some(Err(too_slow(&self.path, self.load_time_max)))
     }
+}
+
+/// Returns the error of a reading that was given up.
+pub(super) fn too_slow(path: &Path, load_time_max: Duration) -> LoadError {
+    let message = format!("reading it, and the files that it names, took longer than {load_time_max:?}");
+    LoadError::whole(path, message)
 }
 
 /// The parts of a running weir that a reload changes.

@@ -1,16 +1,17 @@
 //! SIGTERM: active and queued requests finish, nothing new begins, and the exit code is 0.
 
 use std::io::Error;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::support::http2::{END_HEADERS, END_STREAM, Event, GET, GOAWAY, HEADERS, Http2, frame, request};
 use crate::support::{
-    Connection, PATIENCE, RedisServer, Request, Upstream, Weir, client, eventually, lane, one_limiter,
-    one_route,
+    Connection, HeldFile, PATIENCE, RedisServer, Request, Upstream, Weir, client, eventually, lane,
+    one_limiter, one_route, poll_for,
 };
 
 const LIMITER: &str = "{limits: [5/1s], queue: {timeout: 30s, max_waiting: 100}}";
@@ -253,4 +254,17 @@ async fn silent_connections_do_not_spoil_a_drain() {
     let _silent = weir.connect().await;
     weir.sigterm();
     assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(0));
+}
+
+/// A pipe without content is as a mount that hangs.
+#[tokio::test]
+async fn a_signal_ends_a_start_that_hangs() {
+    let _lane = lane::shared().await;
+    let config = HeldFile::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    let mut starting = command.args(["serve", "--config"]).arg(config.path()).spawn().expect("it runs");
+    let _reading = config.reading().await;
+    kill_process(Pid::from_child(&starting), Signal::TERM).expect("it runs");
+    let status = poll_for("its end", PATIENCE, async || starting.try_wait().expect("a child")).await;
+    assert_eq!(status.code(), Some(0));
 }

@@ -1,3 +1,4 @@
 //! Tests of the composition root.
 
 mod reload;
+mod start;
