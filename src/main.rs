@@ -1,5 +1,6 @@
 //! The `weir` binary: arguments, the command, an exit code.
 
+use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::mpsc;
@@ -17,11 +18,11 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 const SAY_TIME_MAX: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    match cli::run(Cli::parse()).map_err(anyhow::Error::from_boxed) {
+    match cli::run(Cli::parse()) {
         Ok(code) => code,
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
-            say(format!("weir: {error:#}\n"));
+            say(format!("weir: {:#}\n", anyhow::Error::from_boxed(error)));
             ExitCode::FAILURE
         }
     }
@@ -40,7 +41,8 @@ fn say(text: String) {
 }
 
 /// Returns whether the reader of the output, such as `head`, has closed it. That is no failure.
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
+fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
+    let causes = anyhow::Chain::new(error);
+    let mut kinds = causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
     kinds.any(|kind| kind == io::ErrorKind::BrokenPipe)
 }

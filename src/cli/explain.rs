@@ -68,7 +68,7 @@ pub enum ExplainError {
     #[error(transparent)]
     Remote(#[from] RemoteError),
     /// The explanation could not be printed.
-    #[error(transparent)]
+    #[error("cannot print the explanation")]
     Output(#[from] std::io::Error),
 }
 

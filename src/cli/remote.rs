@@ -72,7 +72,7 @@ pub enum RemoteError {
     #[error("{0}")]
     Refused(String),
     /// The answer could not be printed.
-    #[error(transparent)]
+    #[error("cannot print the answer")]
     Output(#[from] std::io::Error),
 }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::support::weir::{run, run_with_input};
 use crate::support::{
-    PATIENCE, RedisServer, Upstream, Weir, client, configuration, eventually, lane, one_limiter,
+    PATIENCE, RedisServer, Upstream, Weir, client, configuration, eventually, lane, one_limiter, one_route,
 };
 
 #[tokio::test]
@@ -165,6 +165,27 @@ async fn a_verdict_stands_when_its_reader_has_gone() {
         let status =
             command.stderr(writer.try_clone().expect("a pipe")).stdout(writer).status().expect("it runs");
         assert_eq!(status.code(), Some(code), "{arguments:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_reader_that_has_gone_is_no_failure() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&one_route(&upstream.url())).await;
+    let admin = weir.admin("");
+    for asked in [
+        &["schema"][..],
+        &["schema", "--markdown"],
+        &["limiters", "--json", "--admin", &admin],
+        &["usage", "--csv", "--admin", &admin],
+    ] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_weir"));
+        let ended = command.args(asked).stdout(writer).output().expect("it runs");
+        let told = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!((ended.status.code(), &*told), (Some(0), ""), "{asked:?}");
     }
 }
 
