@@ -40,6 +40,7 @@ mod usage;
 pub use self::dashboard::Dashboard;
 pub use self::explain::{Explain, Explained, asked};
 pub use self::limiters::{PAUSE_LENGTH, pause_length};
+pub(crate) use self::reload::RELOAD_TIME_MAX;
 pub use self::reload::{ReloadRequest, Reloader};
 pub use self::scrape::LastScrape;
 pub use self::server::serve;

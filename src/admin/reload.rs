@@ -12,7 +12,7 @@ use crate::config::{Changed, Outcome};
 /// The most waiting reloads. Each reads the whole file, so more would change nothing.
 const RELOADS_WAITING_MAX: usize = 4;
 /// The longest time of a reload, which takes milliseconds.
-const RELOAD_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const RELOAD_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// A request for a reload. The outcome is sent through it.
 pub type ReloadRequest = oneshot::Sender<Outcome>;
@@ -34,7 +34,7 @@ impl Reloader {
     async fn reload(&self) -> Option<Outcome> {
         let (request, outcome) = oneshot::channel();
         self.requests.try_send(request).ok()?;
-        tokio::time::timeout(RELOAD_TIMEOUT, outcome).await.ok()?.ok()
+        tokio::time::timeout(RELOAD_TIME_MAX, outcome).await.ok()?.ok()
     }
 }
 

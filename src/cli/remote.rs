@@ -19,12 +19,15 @@ use url::{Url, form_urlencoded};
 use super::check::unless_closed;
 use super::table::{aligned, plain};
 use super::{partitions, shares};
+use crate::admin;
 
 /// The variable with the token of `admin.token`. Everyone on the machine could read a token in an argument.
 const TOKEN_VARIABLE: &str = "WEIR_ADMIN_TOKEN";
 
 /// The longest wait for an answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+/// The longest wait for the answer to a reload: longer than weir itself waits for the files, and then says what it waits for.
+const RELOAD_TIME_MAX: Duration = admin::RELOAD_TIME_MAX.saturating_add(Duration::from_secs(5));
 /// The largest answer; a thousand limiters need only a part of it.
 const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// The interval of `--watch`.
@@ -140,7 +143,7 @@ pub async fn replicas(remote: Remote) -> Result<ExitCode, RemoteError> {
 /// # Errors
 /// If there is no answer, or it cannot be printed.
 pub async fn reload(remote: Remote) -> Result<ExitCode, RemoteError> {
-    let response = remote.fetch(Method::POST, "/api/reload", "").await?;
+    let response = remote.fetch(Method::POST, "/api/reload", "", RELOAD_TIME_MAX).await?;
     let answer: Value = serde_json::from_slice(response.body()).unwrap_or_default();
     let is_done = response.status().is_success();
     if !is_done && !answer["problems"].is_array() {
@@ -204,7 +207,7 @@ fn problem_line(problem: &Value, kind: &str) -> String {
 /// # Errors
 /// If there is no answer, or it cannot be printed.
 pub async fn health(remote: Remote) -> Result<ExitCode, RemoteError> {
-    let response = remote.fetch(Method::GET, "/readyz", "").await?;
+    let response = remote.fetch(Method::GET, "/readyz", "", ANSWER_TIME_MAX).await?;
     let is_ready = response.status().is_success();
     let body = String::from_utf8_lossy(response.body());
     let mut output = std::io::stdout().lock();
@@ -257,7 +260,7 @@ impl Remote {
     }
 
     async fn ask(&self, method: Method, path: &str, body: &str) -> Result<Value, RemoteError> {
-        let response = self.fetch(method, path, body).await?;
+        let response = self.fetch(method, path, body, ANSWER_TIME_MAX).await?;
         let status = response.status();
         let answer: Option<Value> = serde_json::from_slice(response.body()).ok();
         match answer {
@@ -280,8 +283,14 @@ impl Remote {
         RemoteError::Unreachable { admin: self.admin.clone(), reason }
     }
 
-    async fn fetch(&self, method: Method, path: &str, body: &str) -> Result<Response<Bytes>, RemoteError> {
-        let asked = timeout(ANSWER_TIME_MAX, self.exchange(method, path, body)).await;
+    async fn fetch(
+        &self,
+        method: Method,
+        path: &str,
+        body: &str,
+        time_max: Duration,
+    ) -> Result<Response<Bytes>, RemoteError> {
+        let asked = timeout(time_max, self.exchange(method, path, body)).await;
         asked.unwrap_or_else(|_| Err("no answer in time".into())).map_err(|reason| self.unreachable(reason))
     }
 
@@ -423,75 +432,4 @@ fn paused_for(limiter: &Value) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_table_has_a_row_for_each_limit() {
-        let answer = json!({"store_up": true, "limiters": [{
-            "name": "github", "waiting": 3, "granted": 40, "refused": 2, "paused_until": null,
-            "limits": [{"limit": "900/1m", "available": 860}, {"limit": "5000/1h", "available": null}],
-        }]});
-        let expected = "\
-LIMITER  LIMIT    AVAILABLE  WAITING  GRANTED  REFUSED  PAUSED FOR
-github   900/1m   860        3        40       2        -
-         5000/1h  -
-";
-        assert_eq!(aligned(&limiters_table(&answer)), expected);
-        assert_eq!(aligned(&limiters_table(&answer["limiters"][0])), expected);
-    }
-
-    #[test]
-    fn a_partition_is_shown_by_the_parts_of_its_key() {
-        let answer = json!({
-            "name": "api", "waiting": 0, "granted": 4, "refused": 0, "paused_until": null, "overrides": 1, "override": null,
-            "partition": {"header:x-t": "acme", "path:1": "v"},
-            "limits": [{"limit": "9/1s", "available": 9}, {"limit": "20/1m", "available": 20}],
-        });
-        let expected = "\
-LIMITER  LIMIT  AVAILABLE  WAITING  GRANTED  REFUSED  PAUSED FOR  PARTITION                  OVERRIDE
-api      9/1s   9          0        4        0        -           header:x-t=acme, path:1=v  -
-         20/1m  20
-";
-        assert_eq!(aligned(&limiters_table(&answer)), expected);
-    }
-
-    #[test]
-    fn a_pause_is_shown_with_its_reason() {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
-        let until = u64::try_from(now).unwrap() + 28_499;
-        let paused = |paused: Value| paused_for(&json!({"paused_until": until, "paused": paused}));
-        assert!(paused(json!({"reason": "upstream", "status": 429})).ends_with("s (429)"));
-        let by_hand = paused(json!({"reason": "by_hand"}));
-        assert!(by_hand.starts_with("28.") && by_hand.ends_with("s (by hand)"), "{by_hand}");
-        let local = paused(json!({"reason": "by_hand", "local": true}));
-        assert!(local.ends_with("s (by hand, this replica alone)"), "{local}");
-        assert!(
-            paused(json!({"reason": null, "local": true})).ends_with("s (unknown why, this replica alone)")
-        );
-        assert_eq!(paused_for(&json!({"paused_until": null, "paused": null})), "-");
-    }
-
-    #[test]
-    fn control_characters_are_removed_from_cells() {
-        let replica =
-            json!({"id": "a\u{1b}[2J", "host": "b\r\u{9b}31m\n", "version": null, "last_seen_ms": 1250});
-        let rows = replicas_table(&json!({"replicas": [replica]}));
-        assert_eq!(rows[1], ["a[2J", "b31m", "-", "-", "1.2s ago"]);
-    }
-
-    #[test]
-    fn a_partition_is_named_in_the_query() {
-        let which = |partition: &[&str]| Which {
-            name: "a.b".to_owned(),
-            partition: partition.iter().map(|value| (*value).to_owned()).collect(),
-        };
-        assert_eq!(path_of(&which(&[]), ""), "/api/limiters/a.b");
-        assert_eq!(
-            path_of(&which(&["x y", "&"]), "reset"),
-            "/api/limiters/a.b/reset?partition=x+y&partition=%26"
-        );
-    }
-}
+mod tests;
