@@ -122,7 +122,12 @@ fn is_credential(part: &Node) -> bool {
 
 /// Returns the parent of what lies below an entry of a mapping.
 fn parent_of<'a>(mapping: &Node, entry: &'a Entry) -> &'a str {
-    if entry.key == "classes" && shares_by_credential(mapping) { CREDENTIAL_CLASSES } else { &entry.key }
+    match (entry.key.as_str(), &entry.value.value) {
+        ("classes", _) if shares_by_credential(mapping) => CREDENTIAL_CLASSES,
+        // Those of a route have no names for keys.
+        ("limiters", Value::List(_)) => "",
+        (key, _) => key,
+    }
 }
 
 /// Shows a mapping without the values that its keys are. The path of a file of overrides is no such value.
@@ -139,6 +144,8 @@ fn show_names(names: &[Entry], secret: bool) -> Json {
 fn is_secret(parent: &str, key: &str) -> bool {
     match (parent, key) {
         ("match", "headers" | "json") | (CREDENTIAL_CLASSES, "of") => true,
+        // The name of a limiter, and what a request costs.
+        ("limiters", _) | ("cost", "tokens") => false,
         _ => matches!(key, "token" | "read_token" | "tokens" | "password" | "set_headers"),
     }
 }
@@ -301,6 +308,23 @@ routes: [{name: one, match: {json: {api_key: sk-live-json}}, upstream: \"http://
         });
         assert_eq!(shown(&masked(&tree)), expected);
         assert!(!masked(&tree).to_string().contains("plain"));
+    }
+
+    #[test]
+    fn a_limiter_may_have_the_name_of_a_secret_and_a_cost_may_be_tokens() {
+        let mut report = Report::new(Path::new("f"));
+        let text = "limiters: {tokens: {limits: [5/1s]}, token: {limits: [9/1m], password: p}}\n\
+                    routes: [{cost: {tokens: openai}, limiters: [{limiter: tokens, cost: {tokens: openai}, token: abc}]}]\n";
+        let tree = yaml::parse(text, &mut report).unwrap();
+        let expected = json!({
+            "limiters": {"tokens": {"limits": ["5/1s"]}, "token": {"limits": ["9/1m"], "password": "***"}},
+            "routes": [{
+                "cost": {"tokens": "openai"},
+                "limiters": [{"limiter": "tokens", "cost": {"tokens": "openai"}, "token": "***"}],
+            }],
+        });
+        assert_eq!(shown(&masked(&tree)), expected);
+        assert_eq!(secrets(&tree).marks.len(), 2, "those of the secrets");
     }
 
     #[test]
