@@ -1,6 +1,6 @@
 //! Log lines to standard error, as JSON or text. A reload can change the form, the level and the access log.
 //!
-//! weir's own lines are shown from `log.level` on, and those of its libraries from `warn` on: at `debug` they would
+//! weir's own lines are shown from `log.level` on, actions by hand always, and those of its libraries from `warn` on: at `debug` they would
 //! bury weir's. The access log writes its lines itself ([`super::access_log`]), whatever the level. All lines go through a bounded
 //! buffer, so that nothing in weir waits for the log's reader.
 
@@ -27,6 +27,9 @@ use super::log_buffer::{LineKind, LogBuffer, LogThread};
 
 /// The longest time for writing the last lines at the end of the process.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// The target of the lines about actions by hand.
+const AUDIT: &str = "weir::admin::audit";
 
 /// The settings of logging.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -183,6 +186,8 @@ fn targets(log: &Log) -> Targets {
     Targets::new()
         .with_default(log.level.min(Level::WARN))
         .with_target("weir", log.level)
+        // The audit trail has no gaps.
+        .with_target(AUDIT, LevelFilter::INFO.max(log.level.into()))
         // weir logs failures of Redis itself, once each. The client's own warnings name files of the build.
         .with_target("redis", LevelFilter::ERROR.min(log.level.into()))
 }
@@ -243,13 +248,16 @@ mod tests {
         logging.apply(&log(Level::DEBUG));
         assert_eq!(LevelFilter::current(), LevelFilter::DEBUG);
         logging.apply(&log(Level::WARN));
-        assert_eq!(LevelFilter::current(), LevelFilter::WARN);
+        assert_eq!(LevelFilter::current(), LevelFilter::INFO, "for actions by hand");
         tracing::warn!("followed");
         logging.flush();
     }
 
     #[test]
-    fn a_quiet_level_silences_libraries_too() {
+    fn a_quiet_level_silences_libraries_and_no_action_by_hand() {
+        for level in [Level::ERROR, Level::WARN, Level::INFO, Level::TRACE] {
+            assert!(targets_at(level).would_enable(AUDIT, &Level::INFO), "{level}");
+        }
         assert!(!targets_at(Level::ERROR).would_enable("h2::codec", &Level::WARN));
     }
 }

@@ -164,7 +164,7 @@ pub(crate) struct Admin {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Log {
-    /// The lowest level that is logged. Default `info`.
+    /// The lowest level that is logged. Actions by hand always are. Default `info`.
     #[schemars(extend("examples" = ["debug"]))]
     pub(crate) level: Option<LogLevel>,
     /// The form of log lines. Default `json`.
