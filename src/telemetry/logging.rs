@@ -30,6 +30,13 @@ const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// The target of the lines about actions by hand.
 const AUDIT: &str = "weir::admin::audit";
+/// The events of OpenTelemetry about each export that fails, which may be one a second. weir tells of them once in a while ([`super::otlp`]).
+const FAILED_EXPORTS: [&str; 4] = [
+    "BatchSpanProcessor.ExportError",
+    "Export.Failed.DeadlineExceeded",
+    "Export.Failed.Exhausted",
+    "Export.Failed.NonRetryable",
+];
 
 /// The settings of logging.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,14 +97,18 @@ impl Logging {
             // The library writes of its own errors to standard error, and would wait for the reader.
             .log_internal_errors(false)
             .with_writer(lines.clone())
-            .with_filter(dynamic_filter_fn(move |_, _| wants_json.load(Ordering::Relaxed)));
+            .with_filter(dynamic_filter_fn(move |event, _| {
+                wants_json.load(Ordering::Relaxed) && is_shown(event)
+            }));
         let wants_json = Arc::clone(&logging.json);
         let coloured = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         let text = fmt::layer()
             .with_ansi(coloured)
             .log_internal_errors(false)
             .with_writer(lines.clone())
-            .with_filter(dynamic_filter_fn(move |_, _| !wants_json.load(Ordering::Relaxed)));
+            .with_filter(dynamic_filter_fn(move |event, _| {
+                !wants_json.load(Ordering::Relaxed) && is_shown(event)
+            }));
 
         let buffer = Arc::clone(&lines.0);
         let access = AccessLog { buffer: lines.0, json: Arc::clone(&logging.json), coloured };
@@ -176,6 +187,10 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
     let reason = panic.payload_as_str();
     let place = panic.location().map(ToString::to_string);
     tracing::error!(reason, place, backtrace, "panicked");
+}
+
+fn is_shown(event: &Metadata<'_>) -> bool {
+    !FAILED_EXPORTS.contains(&event.name())
 }
 
 fn is_json(log: &Log) -> bool {

@@ -1,9 +1,11 @@
 //! The export of spans to a collector, as the standard `OTEL_*` variables name it. Knows nothing of the spans' content.
 
 use std::env;
+use std::error::Error;
 use std::fmt;
-use std::sync::Arc;
-use std::time::Duration;
+use std::iter;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -23,6 +25,8 @@ use tokio::runtime::Handle;
 
 /// The default timeout of a call to the collector, by the specification of OTLP exporters.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// The shortest time between two warnings that the collector takes no spans.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The reason why there are no traces although an endpoint is set.
 #[derive(Debug, Error)]
@@ -65,7 +69,8 @@ pub(super) fn provider() -> Result<Option<SdkTracerProvider>, OtlpError> {
     let timeout = timeout.map_err(|_| OtlpError::Timeout)?;
     let connector =
         HttpsConnectorBuilder::new().with_tls_config(tls()?).https_or_http().enable_http1().build();
-    let client = OnRuntime { client: HyperClient::new(connector, timeout, None), runtime: Handle::current() };
+    let client = HyperClient::new(connector, timeout, None);
+    let client = OnRuntime { client, runtime: Handle::current(), warned_at: Mutex::new(None) };
     let exporter = SpanExporter::builder().with_http().with_http_client(client).build();
     let exporter = exporter.map_err(|_| OtlpError::Endpoint)?;
     Ok(Some(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource()).build()))
@@ -130,6 +135,25 @@ fn of_traces(name: &str) -> Option<String> {
 struct OnRuntime {
     client: HyperClient<HttpsConnector<HttpConnector>>,
     runtime: Handle,
+    /// The time of the last warning.
+    warned_at: Mutex<Option<Instant>>,
+}
+
+impl OnRuntime {
+    /// Logs why spans are lost, but not for each of what may be an export a second.
+    fn warn(&self, error: &str) {
+        let mut warned_at = self.warned_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned_at.is_none_or(|at| at.elapsed() >= WARN_INTERVAL) {
+            *warned_at = Some(Instant::now());
+            tracing::warn!(error, "the collector takes no traces");
+        }
+    }
+}
+
+/// Returns an error with its causes: a client tells the reason only there.
+fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let causes = iter::successors(Some(error), |error| Error::source(*error));
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 impl HttpClient for OnRuntime {
@@ -143,6 +167,14 @@ impl HttpClient for OnRuntime {
     {
         let client = self.client.clone();
         let sending = self.runtime.spawn(async move { client.send_bytes(request).await });
-        Box::pin(async move { sending.await? })
+        Box::pin(async move {
+            let sent = sending.await?;
+            match &sent {
+                Ok(response) if response.status().is_success() => {}
+                Ok(response) => self.warn(&format!("it answers {}", response.status())),
+                Err(error) => self.warn(&with_causes(&**error)),
+            }
+            sent
+        })
     }
 }

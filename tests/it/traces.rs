@@ -11,7 +11,7 @@ use prost::Message;
 
 use crate::support::client::{Pending, send};
 use crate::support::{
-    PATIENCE, RedisServer, Request, Upstream, Weir, lane, one_limiter, one_route, poll_for,
+    PATIENCE, RedisServer, Reply, Request, Upstream, Weir, lane, one_limiter, one_route, poll_for,
 };
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -131,7 +131,7 @@ async fn a_request_that_waits_has_a_span_for_each_part_of_its_life() {
 async fn refusals_failures_and_retries_are_seen() {
     let _lane = lane::shared().await;
     let (upstream, collector) = (Upstream::start(), Upstream::start());
-    upstream.script(|index| (index == 1).then(|| crate::support::Reply::status(503)));
+    upstream.script(|index| (index == 1).then(|| Reply::status(503)));
     let url = upstream.url();
     let config = format!(
         "limiters: {{none: {{limits: [1/1h]}}}}\n\
@@ -294,4 +294,26 @@ async fn unusable_trace_settings_are_logged_and_hold_up_nothing() {
         let weir = Weir::start_in(&one_route(&upstream.url()), &environment).await;
         assert!(!weir.log().contains("traces"), "{}", weir.log());
     }
+}
+
+#[tokio::test]
+async fn a_collector_that_takes_nothing_is_told_of_once_a_minute() {
+    let _lane = lane::shared().await;
+    let (upstream, collector) = (Upstream::start(), Upstream::start());
+    // No retry helps there, so that each export ends at once.
+    collector.reply("/v1/traces", Reply::status(400));
+    let weir = Weir::start_in(&one_route(&upstream.url()), &environment(&collector)).await;
+    for exports in 1..4 {
+        weir.get("/").await;
+        collector.wait_for(exports, PATIENCE).await;
+    }
+    let lines = poll_for("a warning", PATIENCE, async || {
+        let log = weir.log();
+        let warnings = log.lines().filter(|line| line.contains("\"WARN\"") || line.contains("\"ERROR\""));
+        let warnings: Vec<String> = warnings.map(str::to_owned).collect();
+        (!warnings.is_empty()).then_some(warnings)
+    })
+    .await;
+    assert!(lines.len() == 1 && lines[0].contains("the collector takes no traces"), "{lines:?}");
+    assert!(lines[0].contains("it answers 400"), "{lines:?}");
 }
