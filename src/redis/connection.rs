@@ -38,6 +38,9 @@ const SETTLE: Micros = LEASE;
 /// The owner of the connection for calls outside the queues: heartbeats, write-backs and calls by hand.
 pub(super) const RECOVERY: &str = "recovery";
 
+/// The owner of the connections for calls that a replica of the server has to confirm.
+const CONFIRMED: &str = "confirmed";
+
 /// The first word of the error by which a script refuses a key that weir has not written.
 const UNREADABLE: &str = "UNREADABLE ";
 
@@ -390,7 +393,7 @@ impl PartConnection {
         turn: Turn,
         command: &impl Fn(&str) -> Cmd,
     ) -> Result<Made, StoreError> {
-        let got = self.shared.connections.lend().await;
+        let got = self.shared.connections.lend(self.owner(CONFIRMED)).await;
         let mut lent = got.map_err(|error| self.lost(&error))?;
         if turn.is_too_late() {
             lent.give_back();
@@ -449,6 +452,9 @@ impl PartConnection {
                     self.shared.connections.replace_all();
                 } else if opens || (op == StoreOp::Ping && is_away) {
                     self.shared.connections.replace(&self.owner("ping"));
+                    if opens {
+                        self.shared.connections.replace_exclusive(self.owner(CONFIRMED));
+                    }
                 } else if op == StoreOp::Heartbeat && is_away {
                     // Answers may be lost on this connection alone.
                     self.shared.connections.replace(&self.owner(RECOVERY));

@@ -3,8 +3,9 @@
 //! Each queue's worker keeps to one connection, so its calls cost no extra PING. The pool makes connections and drops broken
 //! ones. A caller may give up waiting for a new connection, which is made all the same, for the next caller.
 
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
+use std::sync::{self, Arc, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -31,8 +32,10 @@ pub(super) struct Connections {
 struct Inner {
     pool: Pool<Servers>,
     places: Vec<Place>,
-    /// The connections for calls that replicas of the server have to confirm.
-    exclusive: Exclusive,
+    /// The connections for calls that replicas of the server have to confirm, by their owners: calls that wait for a frozen node of a Cluster
+    /// hold up no group at another one.
+    exclusive: sync::Mutex<HashMap<String, Arc<Exclusive>>>,
+    create_timeout: Duration,
     /// The tasks that make new connections.
     renewals: TaskTracker,
 }
@@ -72,8 +75,8 @@ impl Connections {
             .build()
             .map_err(|error| RedisSetupError::Address(error.to_string()))?;
         let places = (0..size).map(|_| Place::default()).collect();
-        let exclusive = Exclusive::new(size, create_timeout);
-        Ok(Connections { inner: Arc::new(Inner { pool, places, exclusive, renewals: TaskTracker::new() }) })
+        let (exclusive, renewals) = (sync::Mutex::default(), TaskTracker::new());
+        Ok(Connections { inner: Arc::new(Inner { pool, places, exclusive, create_timeout, renewals }) })
     }
 
     /// Returns the servers, for connections that are not for calls.
@@ -105,9 +108,9 @@ impl Connections {
         }
     }
 
-    /// Lends a connection to one call.
-    pub(super) async fn lend(&self) -> Result<Lent, NoConnection> {
-        self.inner.exclusive.lend(self.servers()).await
+    /// Lends a connection of an owner to one call.
+    pub(super) async fn lend(&self, owner: &str) -> Result<Lent, NoConnection> {
+        self.inner.exclusive(owner).lend(self.servers()).await
     }
 
     /// Follows the primary that sentinels name: drops all connections to an earlier one. Never returns.
@@ -132,14 +135,27 @@ impl Connections {
         }
     }
 
+    /// Drops the connections that an owner lends: on a Cluster they know the nodes that were there when they were made.
+    pub(super) fn replace_exclusive(&self, owner: &str) {
+        self.inner.exclusive(owner).replace_all();
+    }
+
     /// Drops all connections to a server: each may lead to a server that is gone without closing it.
     pub(super) fn replace_all(&self) {
         self.inner.places.iter().for_each(Place::replace);
-        self.inner.exclusive.replace_all();
+        let exclusive = self.inner.exclusive.lock().unwrap_or_else(PoisonError::into_inner);
+        exclusive.values().for_each(|exclusive| exclusive.replace_all());
     }
 }
 
 impl Inner {
+    /// Returns the connections that an owner lends.
+    fn exclusive(&self, owner: &str) -> Arc<Exclusive> {
+        let mut exclusive = self.exclusive.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || Arc::new(Exclusive::new(self.places.len(), self.create_timeout));
+        Arc::clone(exclusive.entry(owner.to_owned()).or_insert_with(new))
+    }
+
     fn place(&self, owner: &impl Hash) -> usize {
         let mut hasher = DefaultHasher::new();
         owner.hash(&mut hasher);

@@ -7,7 +7,8 @@ use rustix::process::Signal;
 use crate::support::load::Load;
 use crate::support::measure::occupancy;
 use crate::support::{
-    Cluster, PATIENCE, RedisServer, Request, Sentinel, Upstream, Weir, eventually, lane, one_limiter,
+    Cluster, PATIENCE, RedisServer, Request, Sentinel, Upstream, Weir, client, configuration, eventually,
+    lane, one_limiter,
 };
 
 const WINDOW: Duration = Duration::from_secs(2);
@@ -229,6 +230,46 @@ async fn a_cluster_replaces_a_frozen_primary() {
         // The frozen primary comes back, and with it the commands that were on their way to it.
         cluster.thaw().await;
         fleet.judge().await;
+    })
+    .await;
+}
+
+/// The calls that wait for the frozen primary hold none of the connections on which other nodes confirm theirs.
+#[tokio::test]
+async fn a_frozen_primary_takes_no_confirmed_calls_of_other_groups_along() {
+    lane::calm(async || {
+        let (mut cluster, upstream) = (Cluster::start().await, Upstream::start());
+        // Nobody replaces it.
+        cluster.be_patient(Duration::from_secs(600)).await;
+        let owner = cluster.owner_port(KEY).await;
+        let mut other = None;
+        for name in ["b", "c", "d", "e", "f", "g", "h"] {
+            if cluster.owner_port(&KEY.replace("api", name)).await != owner {
+                other = Some(name);
+                break;
+            }
+        }
+        let other = other.expect("a group at another node");
+        let store = cluster.store().replace("timeout: 1s", "timeout: 1s, confirm: replica, pool_size: 1");
+        let limiter = "{limits: [1000/1s], on_store_failure: reject}";
+        let limiters = [("api", limiter), (other, limiter)];
+        let at_other = format!("limiter: {other}");
+        let routes = [("path: /api", "limiter: api"), ("path: /other", at_other.as_str())];
+        let weir = Weir::start(&configuration(&store, &limiters, &routes, &upstream)).await;
+        for path in ["/api", "/other"] {
+            eventually("it is open", PATIENCE, async || weir.get(path).await.status == 200).await;
+        }
+        cluster.freeze_primary_of(KEY).await;
+        let refused = weir.begin(4, "/api");
+        for answer in client::answers(refused).await {
+            assert_eq!(answer.status, 503, "{}", answer.text());
+            assert_eq!(weir.get("/other").await.status, 200);
+        }
+        eventually("its circuit opens", PATIENCE, async || {
+            assert_eq!(weir.get("/other").await.status, 200);
+            weir.log().contains("the store is away")
+        })
+        .await;
     })
     .await;
 }
