@@ -44,6 +44,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- regexFind "[0-9]+$" .address -}}
 {{- end -}}
 
+{{- /* The ports of Redis that weir may connect to, as JSON: `port`, as in earlier charts, or else `ports`. */ -}}
+{{- define "weir.redisPorts" -}}
+{{- if .port -}}{{- list (int .port) | toJson -}}{{- else -}}{{- .ports | default list | toJson -}}{{- end -}}
+{{- end -}}
+
 {{- /* The facts of the configuration that the chart needs, as JSON: the ports, and how long a pod takes to end. */ -}}
 {{- define "weir.facts" -}}
 {{- $config := fromYaml .Values.config -}}
@@ -57,6 +62,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- if and (not $redis) (gt (int .Values.replicas) 1) -}}
 {{- fail "config: without store.redis each replica has limits of its own: set replicas to 1" -}}
+{{- end -}}
+{{- $policy := .Values.networkPolicy -}}
+{{- if and $redis.sentinel $policy.enabled (not $policy.extraEgress) -}}
+{{- if lt (include "weir.redisPorts" ($policy.redis | default dict) | fromJsonArray | len) 2 -}}
+{{- fail "config: store.redis.sentinel needs two ports in networkPolicy.redis.ports: that of the sentinels and that of the servers, [26379, 6379] for instance" -}}
+{{- end -}}
 {{- end -}}
 {{- $delay := include "weir.seconds" ($server.drain_delay | default "0s") | int64 -}}
 {{- if lt $delay 1 -}}
