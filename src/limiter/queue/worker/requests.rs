@@ -41,11 +41,14 @@ impl Receiver {
     }
 }
 
-/// The flows and receivers of all requests. A number is used again when its request has its answer.
+/// The flows and receivers of all requests. Invariant: a number that was taken out in a turn is not used again before the turn's end, for
+/// the core may have named it in an action before it heard of that.
 #[derive(Default)]
 pub(super) struct Requests {
     receivers: Vec<Option<(Flow, Receiver)>>,
     free: Vec<u32>,
+    /// The numbers that were taken out in this turn.
+    taken: Vec<u32>,
 }
 
 impl Requests {
@@ -73,12 +76,17 @@ impl Requests {
     /// Takes a request out, with its flow.
     pub(super) fn take_of(&mut self, request: RequestId) -> Option<(Flow, Receiver)> {
         let taken = self.receivers.get_mut(request.0 as usize)?.take()?;
-        self.free.push(request.0);
+        self.taken.push(request.0);
+        Some(taken)
+    }
+
+    /// Lets the numbers that were taken out in this turn be used again.
+    pub(super) fn end_turn(&mut self) {
+        self.free.append(&mut self.taken);
         if self.free.len() == self.receivers.len() {
             self.receivers.clear();
             self.free.clear();
         }
-        Some(taken)
     }
 
     /// Takes a request out that had a place in the queue, if it has left. Another one may have its number by now.
@@ -103,5 +111,34 @@ impl Requests {
     pub(super) fn shrink_to(&mut self, kept: usize) {
         self.receivers.shrink_to(kept);
         self.free.shrink_to(kept);
+        self.taken.shrink_to(kept);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The core refuses a waiting request, which has left, and hears of a newcomer in the same turn: the action must not meet that.
+    #[test]
+    fn a_number_is_not_used_again_in_the_turn_in_which_its_request_leaves() {
+        let mut requests = Requests::default();
+        let add = |requests: &mut Requests| {
+            let (turn, turned) = oneshot::channel();
+            (requests.add(Flow::default(), Receiver::Waiting { approach: None, turn }), turned)
+        };
+        let (leaver, turned) = add(&mut requests);
+        drop(turned);
+        assert!(requests.take_leaver(leaver));
+        let (newcomer, mut turned) = add(&mut requests);
+        assert!(
+            requests.take_of(leaver).is_none(),
+            "the newcomer is refused in the place of one that has left"
+        );
+        requests.end_turn();
+        let (next, _turned) = add(&mut requests);
+        assert_ne!(next, newcomer);
+        assert_eq!(next, leaver, "numbers are used again");
+        assert!(turned.try_recv().is_err() && requests.take(newcomer).is_some());
     }
 }

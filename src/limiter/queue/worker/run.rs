@@ -113,6 +113,7 @@ impl Worker {
             }
             context.in_flight_left = self.queue.in_flight_left();
         }
+        self.requests.end_turn();
         let waiting = u32::try_from(self.core.waiting()).unwrap_or(u32::MAX);
         self.queue.set_waiting(waiting, self.core.first_arrived());
         self.core.show_flows(&self.queue.waiting);
