@@ -166,6 +166,12 @@ impl FlowQueue {
         }
     }
 
+    /// Returns when its last request came, if no call has told of it.
+    fn last_untold(&self) -> Option<Moment> {
+        let last = self.queue.without_slot().next_back()?.holder.arrived;
+        Some(last).filter(|last| *last > self.told_until)
+    }
+
     /// Notes that the store is to be told by a moment at the latest.
     fn tell_by(&mut self, at: Moment) {
         self.tell_at = Some(self.tell_at.map_or(at, |known| known.min(at)));

@@ -114,21 +114,21 @@ impl LineCore {
         let deadline = waiter.holder.deadline;
         match (self.link, &self.pause.now) {
             (_, Some(paused)) if paused.until > deadline => {
-                in_pause(self.limits.too_far(Some(paused.until - now)), Some(paused), deadline)
+                in_pause(self.limits.too_far(paused.until - now), Some(paused), deadline)
             }
-            (Link::Settling { opens, .. }, _) => self.limits.too_far(Some((opens - now).max(Micros::ONE))),
+            (Link::Settling { opens, .. }, _) => self.limits.too_far((opens - now).max(Micros::ONE)),
             // The store knows it: others went first.
             (Link::Up { .. }, _) if waiter.stage != Stage::Asking => {
-                self.limits.too_far(Some(wait.max(self.limits.terms.lease)))
+                self.limits.too_far(wait.max(self.limits.terms.lease))
             }
             _ if self.outage() != 0 && !self.limits.policies.contains(&OnStoreFailure::Reject) => {
-                self.limits.too_far(Some(self.limits.terms.lease))
+                self.limits.too_far(self.limits.terms.lease)
             }
             _ => self.limits.store_unavailable(),
         }
     }
 
-    /// Refuses the latest requests of a class where more wait than may, while the store cannot be asked.
+    /// Refuses the latest requests of a class where more wait than may, while the store cannot be asked: of those that no call has told of.
     pub(super) fn refuse_overfull(&mut self, out: &mut Vec<Action>) {
         let is_stopped = self.pause.is_reported || !matches!(self.link, Link::Up { .. });
         let Some(share) = self.share().filter(|_| is_stopped).cloned() else { return };
@@ -142,9 +142,11 @@ impl LineCore {
                 flow_queues().map(|(_, flow_queue)| flow_queue.queue.without_slot().count()).sum();
             let most = usize::try_from(class.queue.max_waiting).unwrap_or(usize::MAX);
             for _ in most..waiting {
-                let last = self.flow_queues.iter_mut().filter(|(key, _)| of_class(key));
-                let last = last.max_by_key(|(_, flow_queue)| flow_queue.queue.last_arrived());
-                let Some((key, flow_queue)) = last else { break };
+                let of_class = self.flow_queues.iter_mut().filter(|(key, _)| of_class(key));
+                let untold = of_class
+                    .filter_map(|(key, flow_queue)| Some((flow_queue.last_untold()?, key, flow_queue)));
+                let last = untold.max_by_key(|(arrived, ..)| *arrived);
+                let Some((_, key, flow_queue)) = last else { break };
                 let Some((waiter, _)) = flow_queue.queue.take_last_waiter() else { break };
                 out.push(Action::Refuse(Asker::Request(waiter.request), key.costs.clone(), refusal.clone()));
             }

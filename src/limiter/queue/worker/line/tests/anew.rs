@@ -78,3 +78,21 @@ fn a_slot_for_a_caller_that_has_left_is_given_back_as_it_was_dealt() {
     let unused = &call(&actions).unwrap().line.as_ref().unwrap().unused;
     assert_eq!((unused[0].class, &unused[0].costs), (0, &vec![1, 0]));
 }
+
+/// Fewer may wait since a reload, and the store cannot be asked. Who has a place keeps it.
+#[test]
+fn only_requests_that_no_call_has_told_of_are_refused_where_more_wait_than_may() {
+    let mut core = Driven(LineCore::new(limits(OnStoreFailure::Local, 10), SECOND, START));
+    core.on(START, (0..3).map(|request| arrival(request, "etl", START)).collect());
+    core.on(after(1), vec![answered(after(1), 7, &[], None)]);
+    let fewer = Event::Reconfigured(Box::new(limits(OnStoreFailure::Local, 2)));
+    let held = Event::Linked(Link::Held { epoch: 0, until: after(500) });
+    let refused = |actions: Vec<Action>| -> Vec<Asker> {
+        let of = |action| if let Action::Refuse(asker, ..) = action { Some(asker) } else { None };
+        actions.into_iter().filter_map(of).collect()
+    };
+    assert_eq!(refused(core.on(after(2), vec![fewer, held.clone()])), []);
+    let newcomers = vec![arrival(3, "etl", after(3)), arrival(4, "etl", after(3)), held];
+    let last = [4, 3].map(|request| Asker::Request(RequestId(request)));
+    assert_eq!(refused(core.on(after(3), newcomers)), last);
+}
