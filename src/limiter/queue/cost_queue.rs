@@ -76,6 +76,8 @@ pub(in crate::limiter) struct CostQueue {
     pub(in crate::limiter) wanted: usize,
     /// A moment before which no request's wait ends.
     first_end: Option<Moment>,
+    /// True if a request that came back, and knows that it waits, may stand behind one that does not. Else these are the last ones.
+    is_mixed: bool,
 }
 
 impl CostQueue {
@@ -124,6 +126,11 @@ impl CostQueue {
     pub(in crate::limiter) fn join_in_order(&mut self, waiter: Waiter) {
         self.expect_end(waiter.ends);
         let place = self.waiters.partition_point(|other| other.holder.arrived <= waiter.holder.arrived);
+        let asks = |place: usize| self.waiters.get(place).is_some_and(|waiter| waiter.stage == Stage::Asking);
+        self.is_mixed |= match waiter.stage {
+            Stage::Asking => place < self.waiters.len() && !asks(place),
+            Stage::Waiting | Stage::Approached => place.checked_sub(1).is_some_and(asks),
+        };
         if waiter.stage == Stage::Approached && place <= self.approached {
             self.approached += 1;
         } else {
@@ -195,7 +202,9 @@ impl CostQueue {
 
     /// Returns how many requests do not know yet that they have to wait.
     pub(in crate::limiter) fn newcomers(&self) -> usize {
-        self.waiters.iter().rev().take_while(|waiter| waiter.stage == Stage::Asking).count()
+        let asking =
+            self.waiters.iter().rev().take_while(|waiter| self.is_mixed || waiter.stage == Stage::Asking);
+        asking.filter(|waiter| waiter.stage == Stage::Asking).count()
     }
 
     /// Takes all requests out, which leaves their slots as surplus.
@@ -250,13 +259,22 @@ impl CostQueue {
         slack: Micros,
         mut announce: impl FnMut(RequestId),
     ) {
-        // Those who asked last stand last.
-        let asking = self.waiters.iter_mut().rev().take_while(|waiter| waiter.stage == Stage::Asking);
-        for waiter in asking.filter(|waiter| waiter.holder.arrived <= until) {
+        let mut first_end = self.first_end;
+        for waiter in self.asking().filter(|waiter| waiter.holder.arrived <= until) {
             (waiter.stage, waiter.ends) = (Stage::Waiting, waiter.holder.deadline + slack);
-            self.first_end = Some(self.first_end.map_or(waiter.ends, |first| first.min(waiter.ends)));
+            first_end = Some(first_end.map_or(waiter.ends, |first| first.min(waiter.ends)));
             announce(waiter.request);
         }
+        self.first_end = first_end;
+        self.is_mixed = self.is_mixed && self.asking().next().is_some();
+    }
+
+    /// Returns the requests that do not know yet that they have to wait, the last one first.
+    fn asking(&mut self) -> impl Iterator<Item = &mut Waiter> {
+        let is_mixed = self.is_mixed;
+        let last = self.waiters.iter_mut().rev();
+        let last = last.take_while(move |waiter| is_mixed || waiter.stage == Stage::Asking);
+        last.filter(|waiter| waiter.stage == Stage::Asking)
     }
 
     /// Lets the requests that may have lost a slot wait no longer than [`DEADLINE_SLACK`] behind their deadline: the store has answered them again.
@@ -364,9 +382,46 @@ impl CostQueue {
     /// Gives a place to the requests that do not know yet that they have to wait: the last ones, from the end on. Each has an answer of its
     /// own, so that their order does not matter.
     pub(in crate::limiter) fn announce(&mut self, mut announce: impl FnMut(RequestId)) {
-        for waiter in self.waiters.iter_mut().rev().take_while(|waiter| waiter.stage == Stage::Asking) {
+        for waiter in self.asking() {
             waiter.stage = Stage::Waiting;
             announce(waiter.request);
         }
+        self.is_mixed = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::model::Flow;
+
+    fn waiter(number: u32, arrived: u64, stage: Stage) -> Waiter {
+        let (arrived, ends) = (Moment(arrived), Moment(1_000_000));
+        let holder = Holder { arrived, deadline: ends, late: 0, flow: Flow::default() };
+        Waiter { request: RequestId(number), holder, ends, stage }
+    }
+
+    /// A later request has used a prefetched permit, which was late, and comes back before the first one has its answer.
+    #[test]
+    fn a_newcomer_in_front_of_a_request_that_came_back_learns_that_it_waits() {
+        let queue = || {
+            let mut queue = CostQueue::default();
+            queue.join(waiter(0, 10, Stage::Asking));
+            queue.join_in_order(waiter(1, 20, Stage::Approached));
+            queue.join(waiter(2, 30, Stage::Asking));
+            assert_eq!(queue.newcomers(), 2);
+            queue
+        };
+        let mut announced = Vec::new();
+        let mut all = queue();
+        all.announce(|request| announced.push(request.0));
+        assert_eq!((announced, all.newcomers()), (vec![2, 0], 0));
+        let (mut first, mut announced) = (queue(), Vec::new());
+        first.announce_until(Moment(20), Micros::ZERO, |request| announced.push(request.0));
+        assert_eq!((announced, first.newcomers()), (vec![0], 1));
+        let mut late = CostQueue::default();
+        late.join(waiter(1, 20, Stage::Waiting));
+        late.join_in_order(waiter(0, 10, Stage::Asking));
+        assert_eq!(late.newcomers(), 1);
     }
 }
