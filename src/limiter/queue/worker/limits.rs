@@ -36,8 +36,7 @@ impl Limits {
     }
 
     /// Returns the refusal of a request whose slot is too far away; `delay` is how far, if known.
-    pub(super) fn too_far(&self, delay: Option<Micros>) -> Refusal {
-        let delay = delay.unwrap_or(self.terms.lease);
+    pub(super) fn too_far(&self, delay: Micros) -> Refusal {
         self.refusal(Outcome::TooFar(RetryDelay { delay, advised: delay, ..RetryDelay::default() }), delay)
     }
 

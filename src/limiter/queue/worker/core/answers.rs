@@ -86,7 +86,13 @@ impl BookedCore {
         for ((_, cost), at) in reschedule.into_iter().zip(places) {
             match at {
                 Some(at) => self.hold_wanted(cost, slot(at, source, context)),
-                None => self.refuse_without_slot(cost, &self.limits.too_far(None), out),
+                // It would lie behind the last one that is booked, and behind the pause.
+                None => {
+                    let paused = self.pause.now.as_ref().map(|paused| paused.until - context.now);
+                    let booked = (answer.last - answer.now).max(self.limits.terms.lease);
+                    let refusal = self.limits.too_far(booked.max(paused.unwrap_or_default()));
+                    self.refuse_without_slot(cost, &refusal, out);
+                }
             }
         }
         for (slot, cost) in left.into_iter().rev() {

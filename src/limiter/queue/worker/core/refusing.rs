@@ -40,7 +40,8 @@ impl BookedCore {
         let Some(cost_queue) = self.cost_queues.get_mut(&cost) else { return };
         cost_queue.wanted = cost_queue.wanted.saturating_sub(1);
         for waiter in cost_queue.take_without_slot() {
-            out.push(Action::Refuse(Asker::Request(waiter.request), cost.into(), refusal.clone()));
+            let refusal = in_pause(refusal.clone(), self.pause.now.as_ref(), waiter.holder.deadline);
+            out.push(Action::Refuse(Asker::Request(waiter.request), cost.into(), refusal));
         }
     }
 
@@ -52,7 +53,7 @@ impl BookedCore {
             overdue.extend(gone.into_iter().map(|(waiter, due)| (*cost, waiter, due)));
         }
         for (cost, waiter, due) in overdue {
-            let refusal = self.limits.too_far(Some((due - now).max(Micros::ONE)));
+            let refusal = self.limits.too_far((due - now).max(Micros::ONE));
             let refusal = in_pause(refusal, self.pause.now.as_ref(), waiter.holder.deadline);
             out.push(Action::Refuse(Asker::Request(waiter.request), cost.into(), refusal));
         }
@@ -137,12 +138,12 @@ impl BookedCore {
     fn ended(&self, deadline: Moment, now: Moment) -> Refusal {
         match (self.link, &self.pause.now) {
             (_, Some(paused)) if paused.until > deadline => {
-                in_pause(self.limits.too_far(Some(paused.until - now)), Some(paused), deadline)
+                in_pause(self.limits.too_far(paused.until - now), Some(paused), deadline)
             }
-            (Link::Settling { opens, .. }, _) => self.limits.too_far(Some((opens - now).max(Micros::ONE))),
+            (Link::Settling { opens, .. }, _) => self.limits.too_far((opens - now).max(Micros::ONE)),
             // Its slot was moved, and the queue waits with the next one until others have given theirs back: the store is there.
             (Link::Up { .. }, _) if !self.owed.reschedule.slots.is_empty() => {
-                self.limits.too_far(Some((self.owed.reschedule.from - now).max(Micros::ONE)))
+                self.limits.too_far((self.owed.reschedule.from - now).max(Micros::ONE))
             }
             // Its answer, or the slot in place of another, has not come in time: that the store is `Up` says that others have come.
             _ => self.limits.store_unavailable(),

@@ -202,3 +202,25 @@ fn a_slot_far_ahead_is_due_when_the_store_says_as_long_as_heartbeats_are_heard()
     let actions = core.on(wakes, vec![Event::Unmoved(Some(near))]);
     assert!(is_granted(&actions), "{actions:?}");
 }
+
+/// A pause moves a waiting request beyond its wait. It is told so, and not to come back at once.
+#[test]
+fn a_request_that_a_pause_pushes_out_of_its_wait_is_told_of_the_pause() {
+    let limits = limits(10, 5, OnStoreFailure::Local);
+    let limiter = limits.refs[0].name.clone();
+    let mut core = Driven(BookedCore::new(limits, SECOND, START));
+    core.on(START, vec![arrival(0, START, 5000)]);
+    core.on(after(1), vec![booked(after(1), &[shown(after(900))])]);
+    let pause = Paused { limiter, from: after(2), until: after(60_000) };
+    core.on(after(2), vec![Event::Paused(Some(pause)), Event::Moved]);
+    let answer = |now, rescheduled| {
+        let generations = vec![Generation { number: 7, void_from: shown(after(500)), before: 0 }];
+        let answer = Answer { now: shown(now), generations, rescheduled, ..Answer::default() };
+        Event::Answered { answer: Box::new(answer), refusal_budget: 0, sent: now }
+    };
+    let actions = core.on(after(3), vec![answer(after(3), Vec::new())]);
+    assert_eq!(call(&actions).map(|call| call.reschedule.len()), Some(1), "{actions:?}");
+    let actions = core.on(after(4), vec![answer(after(4), vec![(1, None)])]);
+    let Some(Refusal::Paused { retry_after, .. }) = refusal(&actions) else { panic!("{actions:?}") };
+    assert_eq!(*retry_after, after(60_000) - after(4));
+}
