@@ -320,6 +320,34 @@ async fn replicas_know_each_other_and_divide_a_limit_by_their_number() {
     fleet.clear();
 }
 
+/// Nobody knows what others were granted of a tenant that this replica has not heard of. Of the limit for all it has heard a moment before.
+#[tokio::test]
+async fn a_new_tenant_in_an_outage_closes_no_limit_for_all() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiters =
+        [("all", "{limits: [1000/1h]}"), ("tenant", "{limits: [1000/1h], key: [header:x-tenant]}")];
+    let routes = [("path: /", "limiters: [all, tenant]")];
+    let fleet = Weir::fleet(2, &configuration(&redis.store(), &limiters, &routes, &upstream)).await;
+    for weir in &fleet {
+        eventually("each knows of both", PATIENCE, async || known(weir).await == 2).await;
+    }
+    let ask = async |tenant: &str| {
+        let request = Request::get("/").header("x-tenant", tenant);
+        fleet[0].connect().await.ask(&request).await.status
+    };
+    assert_eq!([ask("one").await, ask("one").await], [200; 2]);
+    drop(redis);
+    eventually("the outage has begun", PATIENCE, async || {
+        ask("one").await;
+        fleet[0].ask("/api/replicas").await.json()["store_up"] == false
+    })
+    .await;
+    eventually("it grants its share", PATIENCE, async || ask("one").await == 200).await;
+    assert_eq!(ask("two").await, 429, "others may have been granted all");
+    assert_eq!([ask("one").await, ask("one").await], [200; 2]);
+}
+
 #[tokio::test]
 async fn each_minute_without_the_store_is_logged_with_the_limiters_concerned() {
     // Without a place in the lane, of which it would keep the tests of other kinds for a minute: it waits, judges no instant and makes no load.

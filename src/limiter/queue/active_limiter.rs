@@ -63,6 +63,30 @@ impl Counts {
     }
 }
 
+/// The fleet's usage of a limiter, as an answer told it.
+#[derive(Clone, Copy, Default)]
+pub(in crate::limiter) struct Usage {
+    /// The permits in use.
+    pub(in crate::limiter) used: u64,
+    /// When the answered call was sent; `None` before the first one.
+    pub(in crate::limiter) at: Option<Moment>,
+    /// When it was carried out, by the store's clock.
+    pub(in crate::limiter) answered: Micros,
+    /// The last booked slot, if it lay in the future.
+    pub(in crate::limiter) booked_until: Option<Micros>,
+    /// True if there was an outage since.
+    pub(in crate::limiter) is_old: bool,
+}
+
+impl Usage {
+    /// Returns whether others may have been granted much that is not in it when the store went away. Before the first answer nothing is,
+    /// however lately this process was started.
+    pub(in crate::limiter) fn is_stale(&self, away_since: Option<Moment>, lately: Micros) -> bool {
+        let is_late = |at: Moment| away_since.is_some_and(|away_since| at + lately < away_since);
+        self.at.is_none_or(is_late)
+    }
+}
+
 /// The partition of which the metrics show a limit.
 struct Tightest {
     partition: Option<Partition>,
@@ -97,6 +121,8 @@ pub(in crate::limiter) struct ActiveLimiter {
     partitions: Mutex<HashMap<Partition, u32>>,
     /// The partition that is shown for each limit; for the limiter's own first.
     tightest: Mutex<Vec<Option<Tightest>>>,
+    /// Its usage, as any of its queues has last heard; not that of a partition.
+    heard: Mutex<Option<Usage>>,
     /// The pauses that are known of it.
     pub(in crate::limiter) pauses: LimiterPauses,
     /// The partitions that use most and wait longest.
@@ -129,6 +155,7 @@ impl ActiveLimiter {
             counts,
             partitions,
             tightest,
+            heard: Mutex::default(),
             pauses,
             partition_use,
             upstream_counts: UpstreamCounts::default(),
@@ -240,6 +267,21 @@ impl ActiveLimiter {
                 metrics.set_available(place, *left);
             }
         }
+    }
+
+    /// Takes in the fleet's usage of the limiter. That of a partition is known to the queues of the partition alone.
+    pub(in crate::limiter) fn hear(&self, usage: Usage) {
+        if !self.is_partitioned {
+            let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+            if heard.is_none_or(|before| before.at <= usage.at) {
+                *heard = Some(usage);
+            }
+        }
+    }
+
+    /// Returns the fleet's usage of the limiter as any of its queues has last heard of it; `None` for one with partitions.
+    pub(in crate::limiter) fn heard(&self) -> Option<Usage> {
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does something with the partitions that are counted.
@@ -411,5 +453,21 @@ impl Hash for LimiterInstance {
         // Not its address, which differs from run to run.
         self.active.name.hash(state);
         self.partition.hash(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_of_which_nothing_was_heard_is_stale_even_if_the_process_is_new() {
+        let lately = Micros::from_millis(900);
+        let away_since = Some(Moment::default() + Micros::from_millis(100));
+        assert!(Usage::default().is_stale(away_since, lately));
+        assert!(Usage::default().is_stale(None, lately));
+        let heard = Usage { at: Some(Moment::default()), ..Usage::default() };
+        assert!(!heard.is_stale(away_since, lately));
+        assert!(heard.is_stale(Some(Moment::default() + Micros::from_millis(901)), lately));
     }
 }

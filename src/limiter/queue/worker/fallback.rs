@@ -10,6 +10,7 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::share::Share;
 use crate::limiter::model::{Answer, Call, Costs, Holding, OnStoreFailure, Outcome, RetryDelay, Run};
+use crate::limiter::queue::active_limiter::Usage;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::grants::{booked, granted_of};
 use crate::limiter::recovery::offline_grants::OwnPart;
@@ -27,19 +28,27 @@ impl Worker {
         self.queue.left.set(at, &answer.available);
         let told = answer.available.iter().zip(&answer.lacking);
         let limiters = self.queue.instances.iter().zip(told).zip(self.store_calls.limiter_refs.iter());
-        let used = limiters.map(|((instance, (available, lacking)), limiter_ref)| {
+        let booked_until = Some(answer.last).filter(|last| *last > answer.now);
+        let each = limiters.map(|((instance, (available, lacking)), limiter_ref)| {
             instance.active.show_available(instance.partition, available);
             let rules = limiter_ref.rules.iter().zip(available);
-            rules.map(|(rule, left)| rule.capacity().saturating_sub(*left)).fold(*lacking, u64::max)
+            let used =
+                rules.map(|(rule, left)| rule.capacity().saturating_sub(*left)).fold(*lacking, u64::max);
+            let usage = Usage { used, at: Some(at), answered: answer.now, booked_until, is_old: false };
+            instance.active.hear(usage);
+            usage
         });
-        let booked_until = Some(answer.last).filter(|last| *last > answer.now);
-        self.usage = FleetUsage {
-            used: used.collect(),
-            at: Some(at),
-            answered: answer.now,
-            booked_until,
-            is_old: false,
-        };
+        self.usage = FleetUsage { each: each.collect(), is_old: false };
+    }
+
+    /// Returns the fleet's usage of a limiter as this queue was last told; where that is too long ago, as another queue of the limiter was: a
+    /// queue may be idle, or new, while others ask for the limiter all the time.
+    fn usage_of(&self, place: usize) -> Usage {
+        let own = self.usage.each.get(place).copied().unwrap_or_default();
+        let own = Usage { is_old: self.usage.is_old, ..own };
+        let is_stale = |usage: &Usage| usage.is_stale(self.session.away_since(), self.heard_lately());
+        let others = || self.queue.instances[place].active.heard();
+        if is_stale(&own) { others().filter(|other| !is_stale(other)).unwrap_or(own) } else { own }
     }
 
     /// Charges this replica's memory with its part of the usage at the last contact with the store.
@@ -73,8 +82,9 @@ impl Worker {
         }
         let Fallback { store, clock, replica, .. } = &*self.fallback;
         let since = self.session.away_since().map_or_else(|| clock.now(), |since| clock.at(since));
-        let is_stale = self.usage.is_stale(self.session.away_since(), self.heard_lately());
-        for limiter_ref in self.local_refs().unwrap_or_default() {
+        let places = self.queue.with_policy(OnStoreFailure::Local);
+        for (place, limiter_ref) in places.zip(self.local_refs().unwrap_or_default()) {
+            let is_stale = self.usage_of(place).is_stale(self.session.away_since(), self.heard_lately());
             let stale = |rule: &Rule| is_stale.then(|| rule.lacking_max());
             let closed = limiter_ref.rules.iter().filter_map(|rule| stale(rule).or(rule.soon_whole()));
             store.charge_at(clock.now(), &limiter_ref, (since, closed.max().unwrap_or_default()), *replica);
@@ -87,28 +97,27 @@ impl Worker {
         let since = self.session.away_since().unwrap_or_else(|| self.session.moment());
         let lately =
             self.session.clock().map(|known| known.earliest(since) - self.heard_lately()).unwrap_or_default();
-        let FleetUsage { used, at, answered, booked_until, is_old } = &self.usage;
-        // The latest moment that this instant of the store's clock can be; in calendar windows, the one that the share takes it for.
-        let last = booked_until.unwrap_or(*answered);
-        let due = self.session.clock().map(|known| clock.at(known.due(last)));
-        let in_windows = Micros(last.0.saturating_add_signed(share.clock_ahead.saturating_neg()));
-        let contact = clock.at(at.unwrap_or_default()).max(due.unwrap_or_default()).max(in_windows);
-        // The share's calendar windows begin that much later than the store's.
-        let at = contact.min(now) + CLOCKS_APART;
-        let is_full = *is_old || booked_until.is_some();
         for place in self.queue.with_policy(OnStoreFailure::Local) {
+            let Usage { used: all, at, answered, booked_until, is_old } = self.usage_of(place);
+            // The latest moment that this instant of the store's clock can be; in calendar windows, the one that the share takes it for.
+            let last = booked_until.unwrap_or(answered);
+            let due = self.session.clock().map(|known| clock.at(known.due(last)));
+            let in_windows = Micros(last.0.saturating_add_signed(share.clock_ahead.saturating_neg()));
+            let contact = clock.at(at.unwrap_or_default()).max(due.unwrap_or_default()).max(in_windows);
+            // The share's calendar windows begin that much later than the store's.
+            let at = contact.min(now) + CLOCKS_APART;
+            let is_full = is_old || booked_until.is_some();
             let whole = &self.store_calls.limiter_refs[place];
             let Some((limiter_ref, parts)) = whole.share(share).zip(whole.place(share)) else { continue };
-            let all = used.get(place).copied().unwrap_or_default();
             // Of what was granted lately not all replicas with a share may have heard, so that nobody else charges it.
             let ledger = self.session.ledger();
             let own = ledger.granted_since(whole, lately);
             // A slot that is booked ahead is in use at its slot, and not yet when the store answered.
-            let ahead = ledger.granted_since(whole, *answered + Micros::ONE);
+            let ahead = ledger.granted_since(whole, answered + Micros::ONE);
             drop(ledger);
             let others = all.saturating_sub(own - ahead.min(own));
             let used = others.div_ceil(parts.parts.max(1)) + own;
-            let full = if *is_old { Rule::lacking_max } else { Rule::capacity };
+            let full = if is_old { Rule::lacking_max } else { Rule::capacity };
             let full = limiter_ref.rules.iter().map(full).min().unwrap_or_default();
             let used = if is_full { used.max(full) } else { used };
             store.charge_at(now, &limiter_ref, (at, used), *replica);
@@ -123,7 +132,7 @@ impl Worker {
 
     /// Keeps the known usage in this replica's memory, for the next worker of the limiter if the store is unreachable then.
     pub(super) fn keep_usage(&self) {
-        let has_any = self.usage.used.iter().any(|used| *used > 0);
+        let has_any = self.usage.each.iter().any(|usage| usage.used > 0);
         let has_room = || self.fallback.store.len() < USAGES_MAX;
         if has_any && self.core.outage() == 0 && self.session.store.may_fail() && has_room() {
             self.charge_usage();

@@ -12,8 +12,8 @@ use super::reporter::Reporter;
 use super::requests::Requests;
 use super::siblings::Siblings;
 use super::store_calls::StoreCalls;
-use crate::clock::{Micros, Moment};
-use crate::limiter::queue::active_limiter::LimiterInstance;
+use crate::clock::Micros;
+use crate::limiter::queue::active_limiter::{LimiterInstance, Usage};
 use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::permit::OriginQueue;
 use crate::limiter::queue::shared_quota::SharedQuota;
@@ -37,28 +37,13 @@ pub(in crate::limiter) struct Worker {
     pub(super) actions: Vec<Action>,
 }
 
-/// The fleet's usage of the limiters, as last answered.
+/// The fleet's usage of the limiters, as this queue was last answered.
 #[derive(Default)]
 pub(super) struct FleetUsage {
-    /// The permits of each limiter in use; empty before the first answer.
-    pub(super) used: Box<[u64]>,
-    /// When the last answered call was sent; `None` before the first answer.
-    pub(super) at: Option<Moment>,
-    /// When it was carried out, by the store's clock.
-    pub(super) answered: Micros,
-    /// The last booked slot, if it lay in the future.
-    pub(super) booked_until: Option<Micros>,
+    /// The usage of each limiter; empty before the first answer.
+    pub(super) each: Box<[Usage]>,
     /// True if there was an outage since.
     pub(super) is_old: bool,
-}
-
-impl FleetUsage {
-    /// Returns whether others may have been granted much that is not in it when the store went away. Before the first answer nothing is,
-    /// however lately this process was started.
-    pub(super) fn is_stale(&self, away_since: Option<Moment>, lately: Micros) -> bool {
-        let is_late = |at: Moment| away_since.is_some_and(|away_since| at + lately < away_since);
-        self.at.is_none_or(is_late)
-    }
 }
 
 impl Worker {
@@ -102,21 +87,5 @@ pub(super) fn limits(queue: &Queue, session: &StoreSession, store_calls: &StoreC
         max_waiting: queue.max_waiting(),
         terms: session.terms,
         shared: SharedQuota::of(&queue.instances),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn usage_of_which_nothing_was_heard_is_stale_even_if_the_process_is_new() {
-        let lately = Micros::from_millis(900);
-        let away_since = Some(Moment::default() + Micros::from_millis(100));
-        assert!(FleetUsage::default().is_stale(away_since, lately));
-        assert!(FleetUsage::default().is_stale(None, lately));
-        let heard = FleetUsage { at: Some(Moment::default()), ..FleetUsage::default() };
-        assert!(!heard.is_stale(away_since, lately));
-        assert!(heard.is_stale(Some(Moment::default() + Micros::from_millis(901)), lately));
     }
 }
