@@ -306,7 +306,7 @@ impl LimiterState {
     }
 
     /// Returns every rule in force.
-    pub(in crate::limiter) fn rules(&self) -> &[Rule] {
+    pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
 

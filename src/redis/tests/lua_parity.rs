@@ -25,10 +25,10 @@ use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::pause::PauseRequest;
 use crate::limiter::model::upstream_report::{Remaining, ReportResult, UpstreamReport};
 use crate::limiter::store::StateView;
-use crate::redis::tests::{LEASE, START, TestStore, at, keep};
+use crate::redis::tests::{LEASE, START, TestStore, at, keep, rounding};
 
 #[derive(Clone, Debug)]
-enum Step {
+pub(super) enum Step {
     Advance(u64),
     Reserve {
         limiter_refs: usize,
@@ -284,7 +284,10 @@ pub(super) fn both(model: &mut Model, store: &mut TestStore, count: usize, call:
     for call in std::iter::once(call).chain(std::iter::repeat_n(&again, 63)) {
         let answer = store.reserve(&at(model.now), &model.limiter_refs[..count], call);
         if is_moved(&answer) {
-            assert_eq!(answer, model.reserve(count, &first_of(call, &answer)), "{call:?}");
+            let expected = model.reserve(count, &first_of(call, &answer));
+            let is_apart = rounding::are_rounded_apart(&answer, &expected, &model.states[..count]);
+            model.ahead_max *= u64::from(!is_apart);
+            assert!(is_apart || answer == expected, "{call:?}: {answer:?}, and not {expected:?}");
             return answer;
         }
         // A state that matters no more ends with this call.
@@ -334,9 +337,9 @@ pub(super) fn split(holdings: &[Holding], mut permits: u64) -> (Vec<Holding>, Ve
     (first, others)
 }
 
-fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
+pub(super) fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
     for step in steps {
-        // Slots that two changes have voided are booked anew, and stay where they were.
+        // Slots that two changes have voided are booked anew, and stay where they were. Nor does it go on where the twins are apart.
         if model.ahead() > model.ahead_max {
             return;
         }

@@ -14,6 +14,7 @@ mod long_queues;
 mod lost_answers;
 mod lua_parity;
 mod pause_parity;
+mod rounding;
 mod scripts;
 
 use std::path::{Path, PathBuf};
