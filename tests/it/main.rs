@@ -59,6 +59,7 @@ mod sdks;
 mod settled_bodies;
 mod several;
 mod share;
+mod shipped_files;
 mod shutdown;
 mod soak;
 mod spread;

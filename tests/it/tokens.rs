@@ -67,6 +67,21 @@ async fn reported_usage_replaces_the_estimate() {
     }
 }
 
+/// The answer to such a request repeats the usage of a request before, such as that of a batch.
+#[tokio::test]
+async fn a_request_without_a_body_is_not_charged_for_the_usage_that_its_answer_tells() {
+    const BATCH: &str = "/v1/batches/batch_1";
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    upstream.reply(BATCH, telling(200, r#"{"input_tokens": 5000, "output_tokens": 4000}"#));
+    let weir = Weir::start(&config("memory", "{tokens: openai}", &upstream.url())).await;
+    client::send(&weir.url(BATCH), Request::get(BATCH)).await.unwrap();
+    // It is settled behind the request before.
+    upstream.reply("/v1/chat/completions", telling(200, r#"{"prompt_tokens": 50, "completion_tokens": 2000}"#));
+    client::send(&weir.url("/v1/chat/completions"), asking(1000)).await.unwrap();
+    eventually("7999 are left", PATIENCE, async || weir.available("tokens").await == [7_999]).await;
+}
+
 #[tokio::test]
 async fn a_preset_counts_as_its_provider_does() {
     let _lane = lane::shared().await;

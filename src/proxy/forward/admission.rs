@@ -46,7 +46,7 @@ pub(crate) async fn admit(
             versions::compact(head);
             record.wait.begin();
             record.wait.place = ticket.place();
-            let early = client.early.begin(plan.body_bytes);
+            let early = client.early.begin(plan.body_bytes.unwrap_or_default());
             let deadline = Instant::now() + limiter_set.wait_of(demand);
             let connects_again = connects_again(plan, head);
             let waiting = pin!(wait(plan, limiter_set, (ticket, deadline), connects_again, early.as_ref()));

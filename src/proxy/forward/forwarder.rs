@@ -84,7 +84,7 @@ pub(crate) fn handle(
             Either::Left(Box::pin(refuse(error, unread, record, client)))
         }
         Ok((mut plan, target)) => {
-            plan.body_bytes = request.body().bytes_to_come();
+            plan.body_bytes = body_bytes(request.body());
             let outgoing = Outgoing::new(&plan, target, request);
             Either::Right(Box::pin(pass(plan, outgoing, origin, record, client)))
         }
@@ -171,7 +171,7 @@ async fn plan_by_body(
     match made {
         Err(error) => Err(Box::new((error, request.into_body()))),
         Ok((mut plan, target, lacks_usage)) => {
-            plan.body_bytes = request.body().bytes_to_come();
+            plan.body_bytes = body_bytes(request.body());
             if lacks_usage {
                 ask_for_usage(&mut request);
             }
@@ -180,6 +180,11 @@ async fn plan_by_body(
             Ok(Box::new((plan, outgoing)))
         }
     }
+}
+
+/// Returns the bytes that are still to come of a body, as far as it tells; `None` without a body.
+fn body_bytes(body: &ClientBody) -> Option<u64> {
+    (!http_body::Body::is_end_stream(body)).then(|| body.bytes_to_come())
 }
 
 /// Lets a request ask for the usage of its stream.

@@ -64,8 +64,8 @@ pub(crate) struct Plan {
     pub(crate) patience: Option<Box<ClientPatience>>,
     /// The partition of each of the route's limiters, in order; empty if none has a key.
     pub(crate) partitions: Vec<Option<Partition>>,
-    /// The bytes of the request's body, as far as it tells; 0 until the body is known.
-    pub(crate) body_bytes: u64,
+    /// The bytes that are still to come of the request's body, as far as it tells; `None` without a body, and until it is known.
+    pub(crate) body_bytes: Option<u64>,
     /// True if `Authorization` holds a token for weir and must not go upstream.
     pub(crate) token_in_authorization: bool,
 }
@@ -130,7 +130,7 @@ impl Plan {
             demand,
             patience,
             partitions,
-            body_bytes: 0,
+            body_bytes: None,
             token_in_authorization,
         };
         Ok((plan, target))

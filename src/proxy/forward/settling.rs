@@ -44,7 +44,7 @@ enum Part {
 }
 
 impl Part {
-    fn of<B>(settle: Option<&Settle>, answer: &Response<B>) -> Part {
+    fn of<B>(settle: Option<&Settle>, plan: &Plan, answer: &Response<B>) -> Part {
         let (status, headers) = (answer.status(), answer.headers());
         let Some(settle) = settle else { return Part::Nothing };
         if let Some(cost) = settle::cost_settled(status, headers, settle) {
@@ -55,6 +55,8 @@ impl Part {
             // It has not come to a token.
             Some(usage) if usage.refund && response::is_before_any_work(status) => Part::Told(0),
             Some(_) if !status.is_success() => Part::Nothing,
+            // Without a body nothing was asked of a model: the answer repeats the usage of a request before, such as a batch.
+            Some(_) if plan.body_bytes.is_none() => Part::Nothing,
             Some(usage) => {
                 numbers(&usage.paths()).map_or(Part::Nothing, |it| Part::Usage(it, Arc::clone(usage)))
             }
@@ -88,9 +90,9 @@ impl Settling {
     pub(crate) fn of<B>(plan: &Plan, response: &Response<B>, receipt: &Receipt) -> Option<Box<Settling>> {
         let rule = &plan.route.rule;
         let parts: Vec<Part> = if rule.charges.is_empty() {
-            vec![Part::of(rule.settle.as_ref(), response)]
+            vec![Part::of(rule.settle.as_ref(), plan, response)]
         } else {
-            rule.charges.iter().map(|charge| Part::of(charge.settle.as_ref(), response)).collect()
+            rule.charges.iter().map(|charge| Part::of(charge.settle.as_ref(), plan, response)).collect()
         };
         let mut settling = Settling {
             parts,

@@ -1,0 +1,41 @@
+//! Requests to the APIs of the files in `config/`: each has the route, and with it the limiters, of its kind.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Explains a request by a file in `config/`.
+fn explained(file: &str, (method, url): (&str, &str), rest: &[&str]) -> Value {
+    let path = format!("{}/config/{file}.yaml", env!("CARGO_MANIFEST_DIR"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+    for needed in ["OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AZURE_OPENAI_NAME", "AZURE_OPENAI_KEY"] {
+        command.env(needed, "some");
+    }
+    let asked = command.args(["explain", method, url, "--json", "--config", &path]).args(rest);
+    let output = asked.output().expect("it runs");
+    let told = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"))
+}
+
+/// Asserts the names of the limiters that a request takes permits from.
+fn assert_limiters(file: &str, request: (&str, &str), expected: &[&str]) {
+    let told = explained(file, request, &["-d", "{}"]);
+    let limiters = told["limiters"].as_array().expect("limiters").iter();
+    let names: Vec<_> = limiters.map(|limiter| limiter["limiter"].as_str().expect("a name")).collect();
+    assert_eq!(names, expected, "{request:?}: {told}");
+}
+
+#[test]
+fn files_and_batches_take_no_tokens() {
+    for (file, prefix) in [("openai", "/openai/v1"), ("azure-openai", "/azure/openai"), ("azure-openai", "/azure/openai/v1")] {
+        let of_files = if file == "openai" { "openai-files" } else { "azure-files" };
+        for path in ["/files", "/files/file-1/content", "/uploads/upload_1/parts", "/batches", "/batches/batch_1"] {
+            assert_limiters(file, ("POST", &format!("{prefix}{path}")), &[of_files]);
+        }
+    }
+    assert_limiters("openai", ("POST", "/openai/v1/responses"), &["openai-requests", "openai-tokens"]);
+    let chat = "/azure/openai/deployments/a/chat/completions";
+    assert_limiters("azure-openai", ("POST", chat), &["azure-requests", "azure-tokens"]);
+    assert_limiters("anthropic", ("POST", "/anthropic/v1/files"), &["anthropic-files"]);
+    assert_limiters("anthropic", ("POST", "/anthropic/v1/messages/batches/b"), &["anthropic-batches"]);
+}
