@@ -8,7 +8,7 @@ use serde_json::Value;
 fn explained(file: &str, (method, url): (&str, &str), rest: &[&str]) -> Value {
     let path = format!("{}/config/{file}.yaml", env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-    for needed in ["OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AZURE_OPENAI_NAME", "AZURE_OPENAI_KEY"] {
+    for needed in ["OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AZURE_OPENAI_NAME", "AZURE_OPENAI_KEY", "BEDROCK_API_KEY"] {
         command.env(needed, "some");
     }
     let asked = command.args(["explain", method, url, "--json", "--config", &path]).args(rest);
@@ -38,4 +38,20 @@ fn files_and_batches_take_no_tokens() {
     assert_limiters("azure-openai", ("POST", chat), &["azure-requests", "azure-tokens"]);
     assert_limiters("anthropic", ("POST", "/anthropic/v1/files"), &["anthropic-files"]);
     assert_limiters("anthropic", ("POST", "/anthropic/v1/messages/batches/b"), &["anthropic-batches"]);
+}
+
+#[test]
+fn each_model_of_bedrock_has_a_partition_also_if_an_arn_names_it() {
+    let arn = "arn:aws:bedrock:us-east-1:123456789012:application-inference-profile/abc";
+    for (sent, model) in [
+        ("anthropic.claude-sonnet-4-20250514-v1%3A0/converse", "anthropic.claude-sonnet-4-20250514-v1:0"),
+        ("amazon.nova-pro-v1:0/invoke-with-response-stream", "amazon.nova-pro-v1:0"),
+        ("arn%3Aaws%3Abedrock%3Aus-east-1%3A123456789012%3Aapplication-inference-profile%2Fabc/converse", arn),
+        ("arn:aws:bedrock:us-east-1:123456789012:application-inference-profile%2Fabc/converse-stream", arn),
+    ] {
+        let told = explained("bedrock", ("POST", &format!("/bedrock/model/{sent}")), &["-d", "{}"]);
+        let partition = &told["limiters"][0]["partition"];
+        let values: Vec<_> = partition.as_object().into_iter().flatten().map(|(_, value)| value).collect();
+        assert_eq!(values, [model], "{sent}: {told}");
+    }
 }
