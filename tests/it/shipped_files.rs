@@ -8,7 +8,7 @@ use serde_json::Value;
 fn explained(file: &str, (method, url): (&str, &str), rest: &[&str]) -> Value {
     let path = format!("{}/config/{file}.yaml", env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-    for needed in ["OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AZURE_OPENAI_NAME", "AZURE_OPENAI_KEY", "BEDROCK_API_KEY"] {
+    for needed in ["OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AZURE_OPENAI_NAME", "AZURE_OPENAI_KEY", "BEDROCK_API_KEY", "GEMINI_API_KEY"] {
         command.env(needed, "some");
     }
     let asked = command.args(["explain", method, url, "--json", "--config", &path]).args(rest);
@@ -54,4 +54,18 @@ fn each_model_of_bedrock_has_a_partition_also_if_an_arn_names_it() {
         let values: Vec<_> = partition.as_object().into_iter().flatten().map(|(_, value)| value).collect();
         assert_eq!(values, [model], "{sent}: {told}");
     }
+}
+
+#[test]
+fn an_interaction_of_gemini_has_the_model_of_its_body() {
+    let interactions = ["gemini-interactions", "gemini-interactions-input"];
+    assert_limiters("gemini", ("POST", "/gemini/v1beta/interactions"), &interactions);
+    assert_limiters("gemini", ("GET", "/gemini/v1beta/interactions/v1_abc"), &interactions);
+    let body = format!(r#"{{"model": "gemini-3-pro", "input": "{}", "system_instruction": "short"}}"#, "x".repeat(3000));
+    let told = explained("gemini", ("POST", "/gemini/v1beta/interactions"), &["-d", &body]);
+    let [requests, input] = [0, 1].map(|place| &told["limiters"][place]);
+    assert_eq!((&requests["partition"]["json:model"], &requests["cost"]), (&"gemini-3-pro".into(), &1.into()));
+    assert_eq!(input["cost"], 1002, "{told}");
+    let generating = ("POST", "/gemini/v1beta/models/gemini-3-pro:generateContent");
+    assert_limiters("gemini", generating, &["gemini-requests", "gemini-input"]);
 }

@@ -68,6 +68,12 @@ const MESSAGE_EVENTS: &str = "event: message_start\ndata: {\"type\": \"message_s
     event: content_block_delta\ndata: {\"type\": \"content_block_delta\", \"index\": 0, \"delta\": {\"type\": \"text_delta\", \"text\": \"!\"}}\n\n\
     event: message_delta\ndata: {\"type\": \"message_delta\", \"delta\": {\"stop_reason\": \"end_turn\"}, \"usage\": {\"output_tokens\": 15}}\n\n";
 
+/// The events of an interaction of Gemini: the usage comes with the last one.
+const INTERACTION_EVENTS: &str = "event: interaction.created\ndata: {\"interaction\":{\"id\":\"v1_a\",\"status\":\"in_progress\"},\"event_type\":\"interaction.created\"}\n\n\
+    event: step.delta\ndata: {\"index\":0,\"delta\":{\"text\":\"usage\",\"type\":\"text\"},\"event_type\":\"step.delta\"}\n\n\
+    event: interaction.completed\ndata: {\"interaction\":{\"id\":\"v1_a\",\"status\":\"completed\",\"usage\":{\"total_tokens\":19,\"total_input_tokens\":8,\
+    \"total_output_tokens\":11}},\"event_type\":\"interaction.completed\"}\n\ndata: [DONE]\n\n";
+
 #[test]
 fn each_vendor_is_understood_however_its_answer_is_cut() {
     check(JSON, TOTAL, CHAT, Some(29));
@@ -124,6 +130,9 @@ fn each_preset_reads_its_providers_answers_however_they_are_cut() {
         ("anthropic-output", EVENTS, MESSAGE_EVENTS, Some(15)),
         ("gemini", JSON, gemini, Some(7)),
         ("gemini", EVENTS, "data: {\"usageMetadata\": {\"promptTokenCount\": 7}}\n\n", Some(7)),
+        ("gemini", JSON, r#"{"usage": {"total_input_tokens": 8, "total_output_tokens": 9}}"#, Some(8)),
+        ("gemini", JSON, r#"{"usage": {"totalInputTokens": 8, "totalOutputTokens": 9}}"#, Some(8)),
+        ("gemini", EVENTS, INTERACTION_EVENTS, Some(8)),
         ("bedrock", JSON, converse, Some(666)),
         ("bedrock", JSON, anthropic, Some(2698)),
         ("openai", JSON, r#"{"usage": null}"#, None),
