@@ -50,6 +50,7 @@ async fn reported_usage_replaces_the_estimate() {
         (telling(200, r#"{"prompt_tokens": 40}"#), 40),
         (telling(400, "null"), 0),
         (telling(503, "null"), 0),
+        (telling(529, "null"), 0),
         (telling(200, "null"), 1100),
         (telling(500, "null"), 1100),
     ]

@@ -81,8 +81,8 @@ pub(crate) struct Settle {
     /// The weight of a token of each kind.
     #[schemars(extend("examples" = [{"output": 5}]))]
     pub(crate) weights: Option<Weights>,
-    /// Gives back what a request has cost less than its estimate, and all of it if the response is a 4xx or 503: for providers that count
-    /// what was used. Otherwise only more than the estimate is charged. `false` if absent.
+    /// Gives back what a request has cost less than its estimate, and all of it if the response is a 4xx, 503 or 529: for providers that
+    /// count what was used. Otherwise only more than the estimate is charged. `false` if absent.
     #[schemars(extend("examples" = [true]))]
     pub(crate) refund: Option<bool>,
     /// Asks a stream for its usage where its caller does not, as OpenAI's chat completions need it, and hides the event that tells it alone

@@ -23,6 +23,9 @@ pub(crate) const CLIENT_LEFT: u16 = 499;
 /// The status of a response that switches the connection to another protocol.
 pub(crate) const SWITCHING_PROTOCOLS: StatusCode = StatusCode::SWITCHING_PROTOCOLS;
 
+/// The status by which Anthropic says that it is overloaded.
+const OVERLOADED: u16 = 529;
+
 const WEIR_ERROR: HeaderName = HeaderName::from_static("weir-error");
 const WEIR_WAIT_MS: HeaderName = HeaderName::from_static("weir-wait-ms");
 const WEIR_CLASS: HeaderName = HeaderName::from_static("weir-class");
@@ -145,7 +148,7 @@ pub(crate) fn length_unsent(status: StatusCode, headers: &HeaderMap) -> Option<u
 
 /// Returns whether a response says that the upstream has done nothing of what was asked.
 pub(crate) fn is_before_any_work(status: StatusCode) -> bool {
-    status.is_client_error() || status == StatusCode::SERVICE_UNAVAILABLE
+    status.is_client_error() || status == StatusCode::SERVICE_UNAVAILABLE || status.as_u16() == OVERLOADED
 }
 
 /// Returns whether an upstream's response says that its quota is spent.
