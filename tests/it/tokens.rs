@@ -78,7 +78,8 @@ async fn a_request_without_a_body_is_not_charged_for_the_usage_that_its_answer_t
     let weir = Weir::start(&config("memory", "{tokens: openai}", &upstream.url())).await;
     client::send(&weir.url(BATCH), Request::get(BATCH)).await.unwrap();
     // It is settled behind the request before.
-    upstream.reply("/v1/chat/completions", telling(200, r#"{"prompt_tokens": 50, "completion_tokens": 2000}"#));
+    upstream
+        .reply("/v1/chat/completions", telling(200, r#"{"prompt_tokens": 50, "completion_tokens": 2000}"#));
     client::send(&weir.url("/v1/chat/completions"), asking(1000)).await.unwrap();
     eventually("7999 are left", PATIENCE, async || weir.available("tokens").await == [7_999]).await;
 }
@@ -105,6 +106,26 @@ async fn a_preset_counts_as_its_provider_does() {
             if preset == "gemini" { left < 10_000 - used && left > 9800 } else { left == 10_000 - used }
         })
         .await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_an_error_ends_keeps_the_estimate_of_its_output() {
+    const START: &str = "data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":60,\"output_tokens\":1}}}\n\n";
+    const ERROR: &str = "data: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n";
+    const DELTA: &str = "data: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":30}}\n\n";
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let weir = Weir::start(&config("memory", "{tokens: anthropic-output}", &upstream.url())).await;
+    let mut left = 10_000;
+    for (last, used) in [(ERROR, 1000), (DELTA, 30)] {
+        let events =
+            Reply::status(200).header("content-type", "text/event-stream").body([START, last].concat());
+        upstream.reply("/v1/messages", events);
+        client::send(&weir.url("/v1/messages"), asking_at("/v1/messages", 1000)).await.unwrap();
+        left -= used;
+        eventually(&format!("{left} are left"), PATIENCE, async || weir.available("tokens").await == [left])
+            .await;
     }
 }
 

@@ -3,7 +3,8 @@
 //! By "Rate limits", <https://docs.claude.com/en/api/rate-limits>, as others quoted it in November 2026: input counts `input_tokens` and
 //! `cache_creation_input_tokens`; what is read from a cache does not count, but for some older models. Output is counted as it is made, and
 //! `max_tokens` does not count. `max_tokens` is the estimate all the same until the output is learnt, because no answer is longer; the rest is
-//! given back.
+//! given back. The `output_tokens` of `message_start` are a placeholder: the count of a stream comes with `message_delta` alone, so one that an
+//! `error` ends before that keeps its estimate.
 
 use super::preset::{NONE, OutputMax, Preset};
 use crate::config::costs::{Combine, Learn};
@@ -23,7 +24,7 @@ pub(super) const OUTPUT: Preset = Preset {
     of: &["messages", "system", "tools"],
     output_max: OutputMax { first_of: &["max_tokens"], otherwise: 4096, times_first_of: &[] },
     combine: Combine::Output,
-    output: &["usage.output_tokens", "message.usage.output_tokens"],
+    output: &["usage.output_tokens"],
     refund: true,
     learn: Learn::P95,
     ..NONE

@@ -68,6 +68,10 @@ const MESSAGE_EVENTS: &str = "event: message_start\ndata: {\"type\": \"message_s
     event: content_block_delta\ndata: {\"type\": \"content_block_delta\", \"index\": 0, \"delta\": {\"type\": \"text_delta\", \"text\": \"!\"}}\n\n\
     event: message_delta\ndata: {\"type\": \"message_delta\", \"delta\": {\"stop_reason\": \"end_turn\"}, \"usage\": {\"output_tokens\": 15}}\n\n";
 
+/// The same of a message that breaks off: its first event names an output that is not counted yet.
+const BROKEN_MESSAGE_EVENTS: &str = "event: message_start\ndata: {\"type\": \"message_start\", \"message\": {\"id\": \"m\", \"usage\": {\"input_tokens\": 25, \"output_tokens\": 1}}}\n\n\
+    event: error\ndata: {\"type\": \"error\", \"error\": {\"type\": \"overloaded_error\", \"message\": \"Overloaded\"}}\n\n";
+
 /// The events of an interaction of Gemini: the usage comes with the last one.
 const INTERACTION_EVENTS: &str = "event: interaction.created\ndata: {\"interaction\":{\"id\":\"v1_a\",\"status\":\"in_progress\"},\"event_type\":\"interaction.created\"}\n\n\
     event: step.delta\ndata: {\"index\":0,\"delta\":{\"text\":\"usage\",\"type\":\"text\"},\"event_type\":\"step.delta\"}\n\n\
@@ -128,6 +132,8 @@ fn each_preset_reads_its_providers_answers_however_they_are_cut() {
         ("anthropic-input", EVENTS, MESSAGE_EVENTS, Some(25)),
         ("anthropic-output", JSON, anthropic, Some(503)),
         ("anthropic-output", EVENTS, MESSAGE_EVENTS, Some(15)),
+        ("anthropic-input", EVENTS, BROKEN_MESSAGE_EVENTS, Some(25)),
+        ("anthropic-output", EVENTS, BROKEN_MESSAGE_EVENTS, None),
         ("gemini", JSON, gemini, Some(7)),
         ("gemini", EVENTS, "data: {\"usageMetadata\": {\"promptTokenCount\": 7}}\n\n", Some(7)),
         ("gemini", JSON, r#"{"usage": {"total_input_tokens": 8, "total_output_tokens": 9}}"#, Some(8)),
