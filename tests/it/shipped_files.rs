@@ -69,3 +69,28 @@ fn an_interaction_of_gemini_has_the_model_of_its_body() {
     let generating = ("POST", "/gemini/v1beta/models/gemini-3-pro:generateContent");
     assert_limiters("gemini", generating, &["gemini-requests", "gemini-input"]);
 }
+
+#[test]
+fn counting_tokens_is_not_generating() {
+    for (request, limiter) in [
+        ("/gemini/v1beta/models/gemini-3-pro:countTokens", "gemini-others"),
+        ("/gemini/v1beta/models/gemini-3-pro:batchGenerateContent", "gemini-others"),
+        ("/gemini/v1beta/batches/b", "gemini-others"),
+        ("/gemini/upload/v1beta/files", "gemini-others"),
+        ("/bedrock/model/anthropic.claude-sonnet-4-20250514-v1%3A0/count-tokens", "bedrock-count"),
+        ("/bedrock/model/arn%3Aaws%3Abedrock%3Aus-east-1%3A1%3Aapplication-inference-profile%2Fabc/count-tokens", "bedrock-count"),
+        ("/anthropic/v1/messages/count_tokens", "anthropic-count"),
+    ] {
+        let file = request.split('/').nth(1).expect("a file");
+        assert_limiters(file, ("POST", request), &[limiter]);
+    }
+    let generating = [
+        "gemini/v1beta/models/gemini-3-pro:streamGenerateContent",
+        "gemini/v1beta/models/gemini-embedding-001:batchEmbedContents",
+        "bedrock/model/amazon.nova-pro-v1%3A0/converse",
+    ];
+    for (path, file) in generating.map(|path| (path, path.split('/').next().expect("a file"))) {
+        let of_tokens = if file == "gemini" { "gemini-input" } else { "bedrock-tokens" };
+        assert_limiters(file, ("POST", &format!("/{path}")), &[&format!("{file}-requests"), of_tokens]);
+    }
+}
