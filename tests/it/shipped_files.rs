@@ -8,7 +8,14 @@ use serde_json::Value;
 fn explained(file: &str, (method, url): (&str, &str), rest: &[&str]) -> Value {
     let path = format!("{}/config/{file}.yaml", env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-    for needed in ["OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AZURE_OPENAI_NAME", "AZURE_OPENAI_KEY", "BEDROCK_API_KEY", "GEMINI_API_KEY"] {
+    for needed in [
+        "OPENAI_API_KEY",
+        "ANTHROPIC_API_KEY",
+        "AZURE_OPENAI_NAME",
+        "AZURE_OPENAI_KEY",
+        "BEDROCK_API_KEY",
+        "GEMINI_API_KEY",
+    ] {
         command.env(needed, "some");
     }
     let asked = command.args(["explain", method, url, "--json", "--config", &path]).args(rest);
@@ -27,9 +34,13 @@ fn assert_limiters(file: &str, request: (&str, &str), expected: &[&str]) {
 
 #[test]
 fn files_and_batches_take_no_tokens() {
-    for (file, prefix) in [("openai", "/openai/v1"), ("azure-openai", "/azure/openai"), ("azure-openai", "/azure/openai/v1")] {
+    for (file, prefix) in
+        [("openai", "/openai/v1"), ("azure-openai", "/azure/openai"), ("azure-openai", "/azure/openai/v1")]
+    {
         let of_files = if file == "openai" { "openai-files" } else { "azure-files" };
-        for path in ["/files", "/files/file-1/content", "/uploads/upload_1/parts", "/batches", "/batches/batch_1"] {
+        for path in
+            ["/files", "/files/file-1/content", "/uploads/upload_1/parts", "/batches", "/batches/batch_1"]
+        {
             assert_limiters(file, ("POST", &format!("{prefix}{path}")), &[of_files]);
         }
     }
@@ -46,7 +57,10 @@ fn each_model_of_bedrock_has_a_partition_also_if_an_arn_names_it() {
     for (sent, model) in [
         ("anthropic.claude-sonnet-4-20250514-v1%3A0/converse", "anthropic.claude-sonnet-4-20250514-v1:0"),
         ("amazon.nova-pro-v1:0/invoke-with-response-stream", "amazon.nova-pro-v1:0"),
-        ("arn%3Aaws%3Abedrock%3Aus-east-1%3A123456789012%3Aapplication-inference-profile%2Fabc/converse", arn),
+        (
+            "arn%3Aaws%3Abedrock%3Aus-east-1%3A123456789012%3Aapplication-inference-profile%2Fabc/converse",
+            arn,
+        ),
         ("arn:aws:bedrock:us-east-1:123456789012:application-inference-profile%2Fabc/converse-stream", arn),
     ] {
         let told = explained("bedrock", ("POST", &format!("/bedrock/model/{sent}")), &["-d", "{}"]);
@@ -61,10 +75,16 @@ fn an_interaction_of_gemini_has_the_model_of_its_body() {
     let interactions = ["gemini-interactions", "gemini-interactions-input"];
     assert_limiters("gemini", ("POST", "/gemini/v1beta/interactions"), &interactions);
     assert_limiters("gemini", ("GET", "/gemini/v1beta/interactions/v1_abc"), &interactions);
-    let body = format!(r#"{{"model": "gemini-3-pro", "input": "{}", "system_instruction": "short"}}"#, "x".repeat(3000));
+    let body = format!(
+        r#"{{"model": "gemini-3-pro", "input": "{}", "system_instruction": "short"}}"#,
+        "x".repeat(3000)
+    );
     let told = explained("gemini", ("POST", "/gemini/v1beta/interactions"), &["-d", &body]);
     let [requests, input] = [0, 1].map(|place| &told["limiters"][place]);
-    assert_eq!((&requests["partition"]["json:model"], &requests["cost"]), (&"gemini-3-pro".into(), &1.into()));
+    assert_eq!(
+        (&requests["partition"]["json:model"], &requests["cost"]),
+        (&"gemini-3-pro".into(), &1.into())
+    );
     assert_eq!(input["cost"], 1002, "{told}");
     let generating = ("POST", "/gemini/v1beta/models/gemini-3-pro:generateContent");
     assert_limiters("gemini", generating, &["gemini-requests", "gemini-input"]);
@@ -78,7 +98,10 @@ fn counting_tokens_is_not_generating() {
         ("/gemini/v1beta/batches/b", "gemini-others"),
         ("/gemini/upload/v1beta/files", "gemini-others"),
         ("/bedrock/model/anthropic.claude-sonnet-4-20250514-v1%3A0/count-tokens", "bedrock-count"),
-        ("/bedrock/model/arn%3Aaws%3Abedrock%3Aus-east-1%3A1%3Aapplication-inference-profile%2Fabc/count-tokens", "bedrock-count"),
+        (
+            "/bedrock/model/arn%3Aaws%3Abedrock%3Aus-east-1%3A1%3Aapplication-inference-profile%2Fabc/count-tokens",
+            "bedrock-count",
+        ),
         ("/anthropic/v1/messages/count_tokens", "anthropic-count"),
     ] {
         let file = request.split('/').nth(1).expect("a file");
@@ -92,5 +115,24 @@ fn counting_tokens_is_not_generating() {
     for (path, file) in generating.map(|path| (path, path.split('/').next().expect("a file"))) {
         let of_tokens = if file == "gemini" { "gemini-input" } else { "bedrock-tokens" };
         assert_limiters(file, ("POST", &format!("/{path}")), &[&format!("{file}-requests"), of_tokens]);
+    }
+}
+
+#[test]
+fn each_call_to_youtube_takes_from_the_quota_that_counts_it() {
+    let units = ["youtube-pace", "youtube-team", "youtube-project"];
+    for (request, limiters) in [
+        (("GET", "/youtube/v3/search?q=a"), &["youtube-pace", "youtube-searches"][..]),
+        (("POST", "/upload/youtube/v3/videos?uploadType=resumable"), &["youtube-pace", "youtube-videos"]),
+        (("PUT", "/upload/youtube/v3/videos?upload_id=1"), &units),
+        (("GET", "/youtube/v3/videos?id=1"), &units),
+        (("POST", "/upload/youtube/v3/captions"), &units),
+    ] {
+        assert_limiters("youtube", request, limiters);
+    }
+    for cost in ["400", "450"] {
+        let header = format!("weir-cost: {cost}");
+        let told = explained("youtube", ("PUT", "/youtube/v3/captions"), &["-d", "{}", "-H", &header]);
+        assert_eq!(told["limiters"][0]["cost"].to_string(), cost, "{told}");
     }
 }
