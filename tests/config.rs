@@ -1787,6 +1787,23 @@ fn each_setting_that_reads_bodies_is_checked() {
 }
 
 #[test]
+fn an_estimate_needs_no_max_that_suits_every_partition() {
+    let estimated = |limiter: &str, max: &str| {
+        format!(
+            "limiters: {{a: {{limits: [200000/1m], {limiter}}}}}\nroutes:\n  - {{name: r, match: {{}}, upstream: 'http://a', \
+             limiters: [{{name: a, cost: {{tokens: openai{max}}}}}]}}\n"
+        )
+    };
+    for limiter in ["key: ['header:x-tenant'], overrides: {free: [10000/1m]}", "mode: shadow"] {
+        let problems = Place::new().problems(estimated(limiter, ""));
+        assert!(problems.is_empty(), "{limiter}: {problems:?}");
+    }
+    let overridden = "key: ['header:x-tenant'], overrides: {free: [10000/1m]}";
+    let problems = Place::new().problems(estimated(overridden, ", estimate: {max: 20000}"));
+    assert!(problems.len() == 1 && problems[0].contains(r#"can ever grant to "free""#), "{problems:?}");
+}
+
+#[test]
 fn ten_thousand_overrides_are_read_quickly() {
     let mut plans = String::new();
     for tenant in 0..10_000 {

@@ -73,7 +73,7 @@ pub struct Estimate {
     pub times_first_of: Vec<JsonPath>,
     /// The part of both that counts.
     pub combine: Combine,
-    /// The largest estimate: a larger one is cut to it.
+    /// The largest estimate in any partition: a larger one is cut to it.
     pub max: Permits,
     /// The way in which the output is learnt from earlier responses.
     pub learn: Learn,

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 
 use super::messages::body_facts::BodyFacts;
 use super::messages::end_to_end::EndToEnd;
+use super::messages::estimate::Bounds;
 use super::messages::header_flags::HeaderFlags;
 use super::messages::patience::ClientPatience;
 use super::messages::quota::{self, Quota};
@@ -123,7 +124,9 @@ fn read(request: &Request<()>) {
         let nothing = BodyFacts::nothing();
         let cost = Cost::Header { name: AUTHORIZATION, default: Permits::ONE, max };
         if let Ok(cost) =
-            request_head::cost(&EndToEnd::new(headers, flags, false), nothing.up_to(0), &cost, || None)
+            request_head::cost(&EndToEnd::new(headers, flags, false), nothing.up_to(0), &cost, |_| {
+                Bounds::default()
+            })
         {
             assert!(cost <= max, "no more than may be named");
         }

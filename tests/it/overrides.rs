@@ -99,6 +99,23 @@ async fn each_value_has_its_limits_over_the_fleet() {
 }
 
 #[tokio::test]
+async fn an_estimate_is_cut_to_the_limits_that_hold() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let limiter = "{limits: [5000/1h], key: [header:x-tenant], overrides: {free: [1000/1h]}}";
+    let route = "limiters: [{name: tenants, cost: {tokens: openai}}]";
+    let weir =
+        Weir::start(&configuration("memory", &[("tenants", limiter)], &[("path: /", route)], &upstream))
+            .await;
+    for (tenant, tokens, left) in [("free", 3000, 0), ("acme", 3000, 2000), ("other", 9000, 0)] {
+        let request =
+            Request::post("/", format!("{{\"max_tokens\": {tokens}}}").as_bytes()).header("x-tenant", tenant);
+        assert_eq!(client::send(&weir.url("/"), request).await.unwrap().status, 200, "{tenant}");
+        assert_eq!(weir.available_of("tenants", tenant).await, [left], "{tenant}");
+    }
+}
+
+#[tokio::test]
 async fn a_refusal_tells_the_limits_that_hold() {
     let _lane = lane::shared().await;
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());

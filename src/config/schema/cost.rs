@@ -119,7 +119,8 @@ pub(crate) struct Estimate {
     /// The part that counts, also when the response settles it: their `sum`, the larger one (`max`), `input` or `output`. `sum` if absent.
     #[schemars(extend("examples" = ["max"]))]
     pub(crate) combine: Option<Combine>,
-    /// The largest estimate, 1 to 1000000000: a larger one is cut to it. The most that the limiter can grant at once if absent.
+    /// The largest estimate, 1 to 1000000000: a larger one is cut to it, and to what the limiter can grant at once to
+    /// the partition of the request. That alone if absent.
     #[schemars(range(min = 1, max = 1_000_000_000), extend("examples" = [100_000]))]
     pub(crate) max: Option<i64>,
     /// `p95`: the output is no more than the 95th percentile of the partition's last 200 answers, once this replica knows 100; for providers

@@ -219,10 +219,7 @@ fn estimate(
     let first_of = paths_or(check, &key!(output.first_of), preset, |preset| preset.output_max.first_of);
     let times_first_of =
         paths_or(check, &key!(output.times_first_of), preset, |preset| preset.output_max.times_first_of);
-    let max = cost_max(check, &key!(estimate.max), limiters)?;
-    if !can_be_granted(check, max, limiters, &key!(estimate.max).at) {
-        return None;
-    }
+    let max = estimate_max(check, &key!(estimate.max), limiters)?;
     let learn = estimate.value.learn.or(preset.map(|preset| preset.learn)).unwrap_or_default();
     if learn == Learn::P95 && !can_learn(cost.value.settle.as_ref(), preset) {
         check.problem_of_key(
@@ -291,6 +288,20 @@ fn cost_max(check: &mut Check<'_>, given: &Given<'_, Option<i64>>, limiters: &[&
     let grantable = enforced.map(|(limiter, _)| limiter.cost_max_anywhere()).min();
     let max = given.checked(|_| permits(check, given))?;
     max.or(grantable).or_else(|| Permits::new(RATE_MAX.into()))
+}
+
+/// Checks the largest estimate. One that nobody wrote need not suit every partition: an estimate is cut to what its own can grant.
+fn estimate_max(
+    check: &mut Check<'_>,
+    given: &Given<'_, Option<i64>>,
+    limiters: &[&Keyed],
+) -> Option<Permits> {
+    let max = cost_max(check, given, limiters)?;
+    if given.value.is_some() {
+        return can_be_granted(check, max, limiters, &given.at).then_some(max);
+    }
+    limiters.iter().for_each(|(limiter, _)| warn_of_ceilings(check, max, limiter, &given.at));
+    Some(max)
 }
 
 /// Returns whether every limiter, with all its overrides, can grant a cost at once; reports the first one that cannot. Such a cost would

@@ -11,12 +11,14 @@ use http::{HeaderValue, Request, Version};
 use tokio::time::Instant;
 
 use super::retry;
-use crate::config::model::{Http2, Route as Rule};
+use crate::config::model::{Estimate, Http2, Learn, Route as Rule};
+use crate::limiter::model::Mode;
 use crate::limiter::{Demand, Partition};
 use crate::proxy::error::ProxyError;
 use crate::proxy::listen::client::Sender;
 use crate::proxy::messages::body_facts::BodyFacts;
 use crate::proxy::messages::end_to_end::EndToEnd;
+use crate::proxy::messages::estimate::Bounds;
 use crate::proxy::messages::header_flags::HeaderFlags;
 use crate::proxy::messages::patience::ClientPatience;
 use crate::proxy::messages::request_head;
@@ -110,9 +112,8 @@ impl Plan {
         notes.keys(facts, &route.rule);
         let partitions = facts.partitions(&route.rule.limiters)?;
         notes.partitioned(facts, route, &partitions);
-        let partition = |place: usize| partitions.get(place).copied().flatten();
-        let learned = |place| route.learned_outputs.percentile_95(place, partition(place));
-        let costs = request_head::costs(read, body, &route.rule, learned)?;
+        let bounds = |place, estimate: &Estimate| bounds(route, &partitions, place, estimate.learn);
+        let costs = request_head::costs(read, body, &route.rule, bounds)?;
         let demand = Demand { costs, wait_max, flow: facts.flow(&route.rule.flow)? };
         // HTTP/2 cannot switch protocols, so the request goes on without the wish, as RFC 9110 (7.8) allows.
         let upgrade = upgrade.filter(|_| route.rule.upstream.http2 != Http2::PriorKnowledge);
@@ -167,5 +168,22 @@ impl Plan {
     /// Returns the protocol that the request needs of its connection.
     pub(crate) fn wanted(&self) -> Wanted {
         if self.upgrade.is_some() { Wanted::Http1 } else { Wanted::Any }
+    }
+}
+
+/// Returns the bounds of an estimate at a place in the order in which the route names its limiters.
+fn bounds(route: &Route, partitions: &[Option<Partition>], place: usize, learn: Learn) -> Bounds {
+    let partition = || partitions.get(place).copied().flatten();
+    let learned = || route.learned_outputs.percentile_95(place, partition());
+    let rule = &route.rule;
+    let is_of_all = rule.charges.is_empty();
+    let named =
+        if is_of_all { &rule.limiters[..] } else { rule.limiters.get(place..=place).unwrap_or_default() };
+    let limiters = named.iter().filter_map(|(name, _)| route.limiter_set.as_ref()?.limiter(name, partitions));
+    // Beside others, a limiter in shadow mode bounds no cost.
+    let bounding = limiters.filter(|limiter| !is_of_all || limiter.mode == Mode::Enforce);
+    Bounds {
+        learned: (learn == Learn::P95).then(learned).flatten(),
+        grantable: bounding.map(|limiter| limiter.cost_max()).min(),
     }
 }

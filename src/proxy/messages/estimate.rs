@@ -6,12 +6,20 @@ use crate::config::units;
 use crate::limiter::model::Permits;
 use crate::proxy::error::ProxyError;
 
-/// Returns the estimate of a request with this body. One without a body costs one permit. `learned` is the output that most responses did
-/// not exceed, if that is known.
+/// The bounds of an estimate that the partition of the request has.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Bounds {
+    /// The output that most responses did not exceed, if that is known.
+    pub(crate) learned: Option<u64>,
+    /// The most that can be granted at once.
+    pub(crate) grantable: Option<Permits>,
+}
+
+/// Returns the estimate of a request with this body. One without a body costs one permit.
 ///
 /// # Errors
 /// If a number can be read in more than one way.
-pub(crate) fn estimate(body: Body<'_>, rule: &Estimate, learned: Option<u64>) -> Result<Permits, ProxyError> {
+pub(crate) fn estimate(body: Body<'_>, rule: &Estimate, bounds: Bounds) -> Result<Permits, ProxyError> {
     let input = match body.content() {
         Content::Nothing | Content::Unread => return Ok(Permits::ONE),
         Content::Length(bytes) => of_bytes(bytes, rule),
@@ -22,9 +30,10 @@ pub(crate) fn estimate(body: Body<'_>, rule: &Estimate, learned: Option<u64>) ->
         output => output.unwrap_or(rule.otherwise.into()),
     };
     let times = first(body, &rule.times_first_of)?.unwrap_or(1).max(1);
-    let output = output.saturating_mul(times).min(learned.unwrap_or(u64::MAX));
+    let output = output.saturating_mul(times).min(bounds.learned.unwrap_or(u64::MAX));
     let all = rule.combine.of(input, output);
-    Ok(Permits::new(all.clamp(1, rule.max.get())).unwrap_or(rule.max))
+    let max = bounds.grantable.map_or(rule.max, |grantable| grantable.min(rule.max));
+    Ok(Permits::new(all.clamp(1, max.get())).unwrap_or(max))
 }
 
 /// Returns the permits of the parts that count, or of the whole where none of them is there.
@@ -76,11 +85,15 @@ mod tests {
     }
 
     fn estimated(body: &str, rule: &Estimate, learned: Option<u64>) -> u64 {
+        within(body, rule, Bounds { learned, grantable: None })
+    }
+
+    fn within(body: &str, rule: &Estimate, bounds: Bounds) -> u64 {
         let mut paths = BodyPaths::default();
         rule.values().for_each(|path| paths.add_value(path));
         paths.add_texts(&rule.of);
         let facts = BodyFacts::of(body.as_bytes(), "", 1_000_000, &Arc::new(paths));
-        estimate(facts.up_to(1_000_000), rule, learned).unwrap().get()
+        estimate(facts.up_to(1_000_000), rule, bounds).unwrap().get()
     }
 
     #[test]
@@ -98,8 +111,8 @@ mod tests {
         ] {
             assert_eq!(estimated(&body, &rule, None), expected, "{body}");
         }
-        assert_eq!(estimate(BodyFacts::nothing().up_to(10), &rule, None).unwrap(), Permits::ONE);
-        assert_eq!(estimate(BodyFacts::unlooked(30_000).up_to(10), &rule, None).unwrap().get(), 10_500);
+        assert_eq!(estimate(BodyFacts::nothing().up_to(10), &rule, Bounds::default()).unwrap(), Permits::ONE);
+        assert_eq!(estimate(BodyFacts::unlooked(30_000).up_to(10), &rule, Bounds::default()).unwrap().get(), 10_500);
     }
 
     #[test]
@@ -124,6 +137,10 @@ mod tests {
             (Combine::Sum, 250, 250),
         ] {
             assert_eq!(estimated(&body, &rule(combine, max), None), expected);
+        }
+        for (grantable, expected) in [(100, 100), (1000, 250)] {
+            let bounds = Bounds { learned: None, grantable: Permits::new(grantable) };
+            assert_eq!(within(&body, &rule(Combine::Sum, 250), bounds), expected, "{grantable}");
         }
         let lie = r#"{"messages": "x", "max_tokens": 18446744073709551615, "n": 1000}"#;
         assert_eq!(estimated(lie, &rule(Combine::Sum, 1000), None), 1000);

@@ -12,11 +12,11 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Version};
 use super::body_facts::Body;
 use super::end_to_end::{EndToEnd, contradicts_length, elements, is_chunked};
 use super::header_flags::HeaderFlags;
-use crate::config::model::{Cost, Learn, Route};
+use crate::config::model::{Cost, Estimate, Route};
 use crate::config::units;
 use crate::limiter::model::{Costs, Permits};
 use crate::proxy::error::ProxyError;
-use crate::proxy::messages::estimate::estimate;
+use crate::proxy::messages::estimate::{Bounds, estimate};
 
 /// The name of weir in `Via`. All replicas share it, because a loop through a load balancer seldom returns to the same
 /// replica.
@@ -154,15 +154,15 @@ fn normalize_host(authority_host: &str) -> Cow<'_, str> {
     Cow::Borrowed(host)
 }
 
-/// Returns what a request takes of each of a route's limiters, in their order. `learned` tells the output that most responses did not
-/// exceed, by the place of the limiter.
+/// Returns what a request takes of each of a route's limiters, in their order. `bounds` tells those of an estimate, by the place of the
+/// limiter.
 pub(crate) fn costs(
     headers: &EndToEnd<'_>,
     body: Body<'_>,
     rule: &Route,
-    learned: impl Fn(usize) -> Option<u64>,
+    bounds: impl Fn(usize, &Estimate) -> Bounds,
 ) -> Result<Costs, ProxyError> {
-    let cost = |place: usize, rule: &Cost| cost(headers, body, rule, || learned(place));
+    let cost = |place: usize, rule: &Cost| cost(headers, body, rule, |estimate| bounds(place, estimate));
     if rule.charges.is_empty() {
         return Ok(cost(0, &rule.cost)?.into());
     }
@@ -177,13 +177,11 @@ pub(crate) fn cost(
     headers: &EndToEnd<'_>,
     body: Body<'_>,
     rule: &Cost,
-    learned: impl FnOnce() -> Option<u64>,
+    bounds: impl FnOnce(&Estimate) -> Bounds,
 ) -> Result<Permits, ProxyError> {
     let (named, name, default, max): (_, &dyn Display, _, _) = match rule {
         Cost::Fixed(cost) => return Ok(*cost),
-        Cost::Estimate(rule) => {
-            return estimate(body, rule, (rule.learn == Learn::P95).then(learned).flatten());
-        }
+        Cost::Estimate(rule) => return estimate(body, rule, bounds(rule)),
         Cost::Header { name, default, max } => (headers.one(name)?, name, *default, *max),
         Cost::Json { path, default, max } => {
             (body.useful(path)?.map(|value| Cow::Borrowed(value.as_bytes())), path, *default, *max)
