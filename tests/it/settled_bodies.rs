@@ -68,8 +68,12 @@ async fn streaming() -> RawUpstream {
         let (first, last) = STREAM.split_at(STREAM.len() - "data: [DONE]\n\n".len());
         let first =
             if head.starts_with("GET /more") { first.replace("142", "500") } else { first.to_owned() };
+        let first = if head.starts_with("GET /done") { first.replace("142", "7") } else { first };
         for byte in first.as_bytes().chunks(1) {
             connection.write(&[&b"1\r\n"[..], byte, b"\r\n"].concat()).await;
+        }
+        if head.starts_with("GET /done") {
+            connection.write(format!("{:x}\r\n{last}\r\n", last.len()).as_bytes()).await;
         }
         if head.starts_with("GET /whole") {
             connection.write(format!("{:x}\r\n{last}\r\n0\r\n\r\n", last.len()).as_bytes()).await;
@@ -107,6 +111,25 @@ async fn a_stream_that_breaks_off_gives_nothing_back() {
         drop(stream);
         eventually(path, PATIENCE, async || weir.available("api").await == [left]).await;
     }
+}
+
+/// Clients such as OpenAI's leave at `[DONE]`, before the end of the body has come.
+#[tokio::test]
+async fn a_stream_is_whole_when_it_says_so() {
+    let _lane = lane::shared().await;
+    let upstream = streaming().await;
+    let weir = Weir::start(&config("memory", &upstream.url())).await;
+    let mut stream = TcpStream::connect(weir.host()).await.unwrap();
+    stream.write_all(b"GET /done HTTP/1.0\r\nHost: a\r\n\r\n").await.unwrap();
+    let mut read = Vec::new();
+    while !read.ends_with(b"data: [DONE]\n\n") {
+        let mut buffer = [0; 4096];
+        let count = in_time("a piece", stream.read(&mut buffer)).await.unwrap();
+        assert!(count > 0, "it ends: {}", String::from_utf8_lossy(&read));
+        read.extend_from_slice(&buffer[..count]);
+    }
+    drop(stream);
+    eventually("the rest is given back", PATIENCE, async || weir.available("api").await == [993]).await;
 }
 
 /// A smaller number in a body that breaks off may have been followed by a larger one.

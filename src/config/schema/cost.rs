@@ -58,7 +58,8 @@ pub(crate) struct Settle {
     pub(crate) header: Option<String>,
     /// The place of the cost in a response's JSON body, or in the events of a stream (`data:` lines), where no header names it: a whole
     /// number, 0 to 1000000000. A path, or a list of up to 8; the largest of all numbers that come counts. The upstream is asked for
-    /// a body without compression. A response without the number leaves the cost as it is, and one that breaks off gives nothing back.
+    /// a body without compression. A response without the number leaves the cost as it is, and one that breaks off gives nothing back, unless
+    /// it has said `[DONE]`.
     #[schemars(extend("examples" = ["usage.total_tokens", ["usage.total_tokens", "response.usage.total_tokens"]]))]
     pub(crate) json: Option<Paths>,
     /// The statuses of responses that cost nothing, such as 304.

@@ -77,6 +77,14 @@ impl Part {
         Some(TrueCost { permits: permits.min(RATE_MAX.into()), is_refunded })
     }
 
+    /// Returns whether the body has told that it is whole. A client may leave then, before its end has come.
+    fn is_done(&self) -> bool {
+        match self {
+            Part::Nothing | Part::Told(_) => false,
+            Part::Body(numbers) | Part::Usage(numbers, _) => numbers.is_done(),
+        }
+    }
+
     fn numbers(&mut self) -> Option<&mut BodyNumbers> {
         match self {
             Part::Nothing | Part::Told(_) => None,
@@ -121,6 +129,7 @@ impl Settling {
         let Some((receipt, limiter_set)) = self.receipt.take().zip(self.route.limiter_set.as_ref()) else {
             return;
         };
+        let is_whole = is_whole || self.parts.iter().any(Part::is_done);
         let part = |place: usize| self.parts.get(place).or_else(|| self.parts.first());
         limiter_set.settle(&self.partitions, &receipt, |place| part(place)?.cost(is_whole));
         for (place, part) in self.parts.iter().enumerate().filter(|_| is_whole) {

@@ -64,6 +64,11 @@ impl BodyNumbers {
         }
     }
 
+    /// Returns whether the body has told that it is whole, although its end may not have come.
+    pub(crate) fn is_done(&self) -> bool {
+        self.events.as_ref().is_some_and(Events::is_done)
+    }
+
     /// Returns the largest number that was found at any of the paths.
     pub(crate) fn largest(&self) -> Option<u64> {
         self.each().iter().flatten().copied().max()

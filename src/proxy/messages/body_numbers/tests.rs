@@ -166,6 +166,26 @@ fn each_preset_reads_its_providers_answers_however_they_are_cut() {
 }
 
 #[test]
+fn a_stream_tells_that_it_is_whole() {
+    let event = "data: {\"a\": \"[DONE]\"}\n\n";
+    for (body, is_done) in [
+        ("data: [DONE]", true),
+        ("data:[DONE]\n\n", true),
+        ("event: end\r\ndata:  [DONE]\r\n\r\n: behind it\n\ndata: {}\n\n", true),
+        ("data: [DONE", false),
+        ("data: [DON[DONE]\n\n", false),
+        ("data: {}\ndata: [DONE]\n\n", false),
+        ("other: [DONE]\n\n[DONE]\n\n", false),
+    ] {
+        let body = [event, body].concat();
+        let path = [JsonPath::parse("a").unwrap()];
+        assert_eq!(numbers(EVENTS, &path, [body.as_bytes()]).is_done(), is_done, "{body:?}");
+        assert_eq!(numbers(EVENTS, &path, body.as_bytes().chunks(1)).is_done(), is_done, "{body:?}");
+        assert!(!numbers(JSON, &path, [body.as_bytes()]).is_done());
+    }
+}
+
+#[test]
 fn only_a_whole_number_at_its_path_is_found() {
     for (body, expected) in [
         (r#"{"usage": null}"#, None),
