@@ -43,7 +43,7 @@ fn input(body: Body<'_>, bytes: u64, rule: &Estimate) -> u64 {
         return of_bytes(bytes, rule);
     }
     let (bytes, images) =
-        sizes.fold((0, 0), |(bytes, images), size| (bytes + size.counted(), images + size.images));
+        sizes.fold((0, 0), |(bytes, images), size| (bytes + size.bytes, images + size.images));
     of_bytes(bytes, rule).saturating_add(images.saturating_mul(rule.image.into()))
 }
 
@@ -112,7 +112,10 @@ mod tests {
             assert_eq!(estimated(&body, &rule, None), expected, "{body}");
         }
         assert_eq!(estimate(BodyFacts::nothing().up_to(10), &rule, Bounds::default()).unwrap(), Permits::ONE);
-        assert_eq!(estimate(BodyFacts::unlooked(30_000).up_to(10), &rule, Bounds::default()).unwrap().get(), 10_500);
+        assert_eq!(
+            estimate(BodyFacts::unlooked(30_000).up_to(10), &rule, Bounds::default()).unwrap().get(),
+            10_500
+        );
     }
 
     #[test]

@@ -13,20 +13,26 @@ const DATA_BYTES_MIN: usize = 1024;
 /// The size of what stands at a place of a document.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TextSize {
-    /// The bytes of names, texts and numbers, but for data.
+    /// The bytes of names, texts and numbers, but for the data of images.
     pub(crate) bytes: u64,
-    /// The bytes of long texts in the letters of base64.
+    /// Those of them that are in long texts in the letters of base64.
     data_bytes: u64,
-    /// The number of those.
+    /// The number of these texts.
     data: u64,
     /// The number of parts that say that they are images.
     pub(crate) images: u64,
 }
 
 impl TextSize {
-    /// Returns the bytes that count: data does only where more of it is there than images.
-    pub(crate) fn counted(self) -> u64 {
-        if self.data > self.images { self.bytes + self.data_bytes } else { self.bytes }
+    /// Returns the size of a part that says that it is an image: the one text of data in it is the image, and does not count by its bytes.
+    /// Of several nobody knows which is.
+    fn of_image(self) -> TextSize {
+        let images = self.images.max(1);
+        if self.data == 1 {
+            TextSize { bytes: self.bytes - self.data_bytes, images, ..TextSize::default() }
+        } else {
+            TextSize { images, ..self }
+        }
     }
 
     fn add(&mut self, other: TextSize) {
@@ -44,7 +50,7 @@ impl TextSize {
         let is_base64 = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/=-_".contains(byte);
         let data = text.split_once(";base64,").map_or(text, |(_, data)| data);
         if data.len() >= DATA_BYTES_MIN && data.as_bytes().iter().all(is_base64) {
-            TextSize { data: 1, data_bytes: text.len() as u64, ..TextSize::default() }
+            TextSize { data: 1, data_bytes: text.len() as u64, ..TextSize::of_bytes(text.len()) }
         } else {
             TextSize::of_bytes(text.len())
         }
@@ -199,17 +205,18 @@ impl<'de> Visitor<'de> for Measure {
 
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<TextSize, A::Error> {
         let mut size = TextSize::default();
+        let mut is_image = false;
         while let Some(name) = members.next_key::<String>()? {
             size.bytes += name.len() as u64;
             let is_kind = matches!(&*name, "type" | "mimeType" | "mime_type");
             let mut value = members.next_value_seed(Measure { is_kind })?;
-            // Bedrock's Converse tells an image by the name alone.
-            if name == "image" && value.data == 1 {
-                value.images = 1;
+            if is_kind && std::mem::take(&mut value.images) > 0 {
+                is_image = true;
             }
-            size.add(value);
+            // Bedrock's Converse tells an image by the name alone.
+            size.add(if name == "image" && value.data == 1 { value.of_image() } else { value });
         }
-        Ok(size)
+        Ok(if is_image { size.of_image() } else { size })
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<TextSize, A::Error> {
@@ -232,12 +239,36 @@ mod tests {
     #[test]
     fn the_text_at_a_path_is_measured() {
         let document = r#"{"messages": [{"role": "user", "content": "hello"}], "other": "xxxx", "n": 12}"#;
-        assert_eq!(size(document, "messages").unwrap().counted(), 20);
-        assert_eq!(size(document, "n").unwrap().counted(), 2);
-        assert_eq!(size(document, "messages.0.content").unwrap().counted(), 5);
+        assert_eq!(size(document, "messages").unwrap().bytes, 20);
+        assert_eq!(size(document, "n").unwrap().bytes, 2);
+        assert_eq!(size(document, "messages.0.content").unwrap().bytes, 5);
         assert_eq!((size(document, "input"), size("{\"messages\": [", "messages")), (None, None));
         let deep = format!("{{\"messages\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
         assert_eq!(size(&deep, "messages"), None);
+    }
+
+    #[test]
+    fn data_beside_an_image_counts_by_its_bytes() {
+        let data = "QUJD".repeat(1000);
+        let url = r#"{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}"#;
+        let image = format!(r#"{{"type": "image", "mime_type": "image/png", "data": "{data}"}}"#);
+        let pdf = format!(r#"{{"type": "input_file", "file_data": "data:application/pdf;base64,{data}"}}"#);
+        let both = format!(r#"{{"type": "image", "data": "{data}", "thumbnail": "{data}"}}"#);
+        for (parts, images, data_bytes) in [
+            (vec![url, &pdf], 1, 4000),
+            (vec![&*image, &pdf], 1, 4000),
+            (vec![&*image, &image], 2, 0),
+            (vec![&*image, url], 2, 0),
+            (vec![&*both], 1, 8000),
+        ] {
+            let found = size(&format!(r#"{{"input": [{}]}}"#, parts.join(", ")), "input").unwrap();
+            let expected = (images, true);
+            assert_eq!(
+                (found.images, (data_bytes..data_bytes + 200).contains(&found.bytes)),
+                expected,
+                "{parts:?}"
+            );
+        }
     }
 
     #[test]
@@ -247,19 +278,19 @@ mod tests {
             r#"{{"messages": [{{"content": [{{"type": "image_url", "image_url": {{"url": "data:image/png;base64,{data}"}}}}]}}]}}"#
         );
         let found = size(&image, "messages").unwrap();
-        assert!((found.images, found.counted() < 100) == (1, true), "{found:?}");
+        assert!((found.images, found.bytes < 100) == (1, true), "{found:?}");
         let gemini =
             format!(r#"{{"contents": [{{"inlineData": {{"mimeType": "image/png", "data": "{data}"}}}}]}}"#);
         let found = size(&gemini, "contents").unwrap();
-        assert!((found.images, found.counted() < 100) == (1, true), "{found:?}");
+        assert!((found.images, found.bytes < 100) == (1, true), "{found:?}");
         let converse = format!(
             r#"{{"messages": [{{"content": [{{"image": {{"format": "png", "source": {{"bytes": "{data}"}}}}}}]}}]}}"#
         );
         let found = size(&converse, "messages").unwrap();
-        assert!((found.images, found.counted() < 100) == (1, true), "{found:?}");
+        assert!((found.images, found.bytes < 100) == (1, true), "{found:?}");
         let other = format!(r#"{{"contents": [{{"data": "{data}"}}]}}"#);
-        assert!(size(&other, "contents").unwrap().counted() > 4000);
+        assert!(size(&other, "contents").unwrap().bytes > 4000);
         let words = format!(r#"{{"contents": "{}"}}"#, "many words ".repeat(1000));
-        assert_eq!(size(&words, "contents").unwrap().counted(), 11_000);
+        assert_eq!(size(&words, "contents").unwrap().bytes, 11_000);
     }
 }
