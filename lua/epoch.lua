@@ -17,7 +17,7 @@
 --                it has reported all it was granted, the epoch to which it has reported what it granted without the server, the
 --                version that it knows, whether it is counted, ... }
 -- The set of the states that are there has a member for itself, as long as it is whole: a server that misses that has lost it, and cannot say
--- which states it had.
+-- which states it had. So has the set of the states whose bookings were moved: it tells since when it is whole.
 -- `resets` is { key, at, until when a state may hold older bookings, ... }, ascending, where the key is a state's, or what the keys of
 -- the states of all partitions begin with. `pauses` is { key, at, paused until (0: lifted), kept until, replica, ... } of pauses by hand.
 
@@ -178,11 +178,30 @@ do
       keep_live(live_key, epoch, now, till)
     end
 
-    -- Notes that a state's bookings were moved. The heartbeat tells it, and forgets it later.
+    -- For how long the set of moves lives behind the last heartbeat.
+    local MOVED_KEPT_MS = 60000
+
+    -- Notes that a state's bookings were moved. The heartbeat tells it, and forgets it later. A set that was lost gets no member for itself:
+    -- the next heartbeat is to notice.
     local function note_moved(moved_key, key, now)
-      local KEPT_MS = 60000
       redis.call("ZADD", moved_key, string.format("%.0f", now), key)
-      redis.call("PEXPIRE", moved_key, KEPT_MS)
+      redis.call("PEXPIRE", moved_key, MOVED_KEPT_MS)
+    end
+
+    -- Forgets the moves until an instant. Returns since when the set of moves knows them all: it is made anew where it was lost.
+    local function moved_since(moved_key, now, forgets)
+      -- The member that the set has for itself tells when it was made, behind every instant.
+      local BEHIND = 4000000000000000
+      local made = tonumber(redis.call("ZSCORE", moved_key, ITSELF) or 0) - BEHIND
+      -- An instant ahead is of another clock.
+      if made < 0 or made > now then
+        made = now
+        redis.call("ZADD", moved_key, string.format("%.0f", BEHIND + made), ITSELF)
+      end
+      redis.call("ZREMRANGEBYSCORE", moved_key, "-inf", string.format("%.0f", forgets))
+      redis.call("ZREMRANGEBYSCORE", moved_key, string.format("%.0f", now + 1), string.format("%.0f", BEHIND - 1))
+      redis.call("PEXPIRE", moved_key, MOVED_KEPT_MS)
+      return made
     end
 
     -- Returns whether every member whose permits may matter has reported what it was granted before the server's present memory.
@@ -227,7 +246,7 @@ do
     end
 
     return {
-      begin = begin, check_live = check_live, keep_live = keep_live, without_state = without_state, note_live = note_live, note_moved = note_moved, knows_all = knows_all, knows_local = knows_local,
+      begin = begin, check_live = check_live, keep_live = keep_live, without_state = without_state, note_live = note_live, note_moved = note_moved, moved_since = moved_since, knows_all = knows_all, knows_local = knows_local,
       is_part = is_part, reset_of = reset_of, pause_of = pause_of,
     }
   end

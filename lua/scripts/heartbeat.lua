@@ -177,15 +177,12 @@ end
 
 -- How long a move is told, and how many at once. A caller that has missed more looks after all its states.
 local TOLD_FOR, TOLD_MAX = 10000000, 1000
+local moved_since = replica > 0 and Epoch.moved_since(moved_key, now, now - TOLD_FOR) or now
 -- Replicas of the earlier layout do not note what they move.
-local is_complete, moved = followed > 0 and known_epoch == epoch.id and now - followed < TOLD_FOR and not Earlier.id, {}
-if replica > 0 then
-  redis.call("ZREMRANGEBYSCORE", moved_key, "-inf", string.format("%.0f", now - TOLD_FOR))
-  -- An instant ahead is of another clock.
-  redis.call("ZREMRANGEBYSCORE", moved_key, string.format("%.0f", now + 1), "+inf")
-end
+local is_complete = followed >= moved_since and known_epoch == epoch.id and now - followed < TOLD_FOR and not Earlier.id
+local moved = {}
 if is_complete then
-  moved = redis.call("ZRANGEBYSCORE", moved_key, string.format("%.0f", followed), "+inf", "LIMIT", 0, TOLD_MAX)
+  moved = redis.call("ZRANGEBYSCORE", moved_key, string.format("%.0f", followed), string.format("%.0f", now), "LIMIT", 0, TOLD_MAX)
   is_complete = #moved < TOLD_MAX
   -- A state follows a pause or a reset by hand in the next call for it.
   for index = 1, #epoch.resets, 3 do

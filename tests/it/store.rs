@@ -116,11 +116,12 @@ async fn state_has_the_documented_keys_and_expires() {
         assert!(expiry > 0, "{key} never expires");
     }
     drop(weir);
-    // The epoch, the set that notes what else there is, and the counts of who used what outlive all other keys, and expire as well, as was
-    // seen above.
+    // The epoch, the sets that note what else there is and what was moved, and the counts of who used what outlive all other keys, and expire
+    // as well, as was seen above.
     let outlives = |key: &String| {
         key.ends_with(":v2:epoch")
             || key.ends_with(":v2:live")
+            || key.ends_with(":v2:moved")
             || key.starts_with("fleet-a:{usage}:v2:usage:")
     };
     eventually("no key is left behind", PATIENCE, async || redis.keys().await.iter().all(outlives)).await;

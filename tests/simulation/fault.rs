@@ -35,7 +35,7 @@ pub enum Kind {
         split: usize,
         split_for: u64,
     },
-    /// A key of a state is gone.
+    /// A key of a state is gone, or the list of moves.
     Evict,
     // -- the store's process
     /// Nothing is carried out.

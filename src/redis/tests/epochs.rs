@@ -62,9 +62,9 @@ fn the_keys_of_an_epoch_live_as_long_as_what_they_tell_of() {
         "{lives:?}"
     );
     // A change of the limits moves bookings, which the heartbeat tells.
+    let followed = beat(&mut fleet, SECOND, 1, epoch, Reported { memory: epoch, epoch }).epoch.now;
     halve(&mut fleet);
     fleet.ask(SECOND + 100_000, epoch, 0);
-    let followed = Micros(START + SECOND);
     let heartbeat = Heartbeat { replica: 1, known_epoch: epoch, followed, ..Heartbeat::default() };
     let moved = fleet.send(SECOND + 100_000, &heartbeat).moved.unwrap();
     assert_eq!(moved.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a"]);

@@ -4,6 +4,7 @@ use crate::clock::Micros;
 use crate::limiter::MEMBERSHIP_TTL;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
+use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer, Member, Reported, Reports};
 use crate::limiter::model::pause::PauseByHand;
 use crate::redis::arguments;
@@ -294,7 +295,7 @@ fn a_heartbeat_answer_names_all_that_has_moved_since_the_last() {
     let size = |fleet: &mut Fleet, key: &str| -> u64 {
         redis::cmd("ZCARD").arg(key).query(&mut fleet.store.connection).unwrap()
     };
-    assert_eq!(size(&mut fleet, "p:moved"), 0);
+    assert_eq!(size(&mut fleet, "p:moved"), 1, "the set's own member");
     // Very many are not told one by one.
     let now = 10 * SECOND + 400_000;
     for name in 0..999 {
@@ -307,4 +308,45 @@ fn a_heartbeat_answer_names_all_that_has_moved_since_the_last() {
     let before = size(&mut fleet, "p:live");
     fleet.beat(now, 1, epoch, Reported { memory: epoch, epoch });
     assert_eq!(size(&mut fleet, "p:live"), before - 1);
+}
+
+/// Returns whether a replica is told all that has moved since an instant.
+fn is_told_all(fleet: &mut Fleet, after: u64, (replica, followed): (u64, u64), epoch: u64) -> bool {
+    let followed = Micros(START + followed);
+    fleet.send(after, &Heartbeat { followed, ..heartbeat(after, replica, epoch) }).moved.is_some()
+}
+
+#[test]
+fn each_replica_is_told_that_moves_were_lost() {
+    let mut fleet = new_fleet();
+    let epoch = fleet.begin(0);
+    for replica in [1, 2] {
+        fleet.beat(100_000, replica, epoch, Reported { memory: epoch, epoch });
+    }
+    fleet.ask(150_000, epoch, 30);
+    fleet.limiter_ref.rules =
+        fleet.limiter_ref.rules.iter().map(|rule| Rule { rate: rule.rate / 2, ..rule.clone() }).collect();
+    fleet.ask(200_000, epoch, 0);
+    redis::cmd("DEL").arg("p:moved").exec(&mut fleet.store.connection).unwrap();
+    // A further move makes the set again, but does not know of the one before.
+    let _: u64 = redis::cmd("ZADD")
+        .arg("p:moved")
+        .arg(START + 250_000)
+        .arg("p:{b}:v2:limiter:b")
+        .query(&mut fleet.store.connection)
+        .unwrap();
+    assert!(!is_told_all(&mut fleet, 300_000, (1, 100_000), epoch));
+    assert!(!is_told_all(&mut fleet, 400_000, (2, 299_999), epoch));
+    assert!(is_told_all(&mut fleet, 400_000, (2, 300_000), epoch));
+    assert!(is_told_all(&mut fleet, 500_000, (1, 300_000), epoch));
+    // As long as heartbeats go on.
+    fleet.keep_alive(500_000, 70 * SECOND, epoch);
+    assert!(is_told_all(&mut fleet, 70 * SECOND, (1, 69 * SECOND), epoch));
+    let lives_for: u64 = redis::cmd("PTTL").arg("p:moved").query(&mut fleet.store.connection).unwrap();
+    assert!((59_000..=60_000).contains(&lives_for), "{lives_for} ms");
+    // The clock of another server had made it later.
+    let made: u64 = 4_000_000_000_000_000 + START + 80 * SECOND;
+    redis::cmd("ZADD").arg("p:moved").arg(made).arg("").exec(&mut fleet.store.connection).unwrap();
+    assert!(!is_told_all(&mut fleet, 70 * SECOND, (1, 69 * SECOND), epoch));
+    assert!(is_told_all(&mut fleet, 70 * SECOND, (1, 70 * SECOND), epoch));
 }

@@ -223,14 +223,14 @@ impl RedisServer {
         self.info("persistence", "rdb_changes_since_last_save").await
     }
 
-    /// Returns the number of keys, without weir's epoch, list of states and replicas, and the fleet's figures, which stay for weeks. Expired
-    /// keys that the server has not removed yet count.
+    /// Returns the number of keys, without weir's epoch, lists of states and moves, and replicas, and the fleet's figures, which stay for
+    /// weeks. Expired keys that the server has not removed yet count.
     pub(crate) async fn size(&self) -> u64 {
         let number = |value| redis::from_redis_value::<u64>(value).expect("a number");
         let figures: Vec<String> =
             redis::from_redis_value(self.command(&["KEYS", "*{usage}:*"]).await).expect("KEYS is a list");
-        let own =
-            number(self.command(&["EXISTS", "weir:v2:epoch", "weir:v2:live", "weir:v1:replicas"]).await);
+        const OWN: [&str; 4] = ["weir:v2:epoch", "weir:v2:live", "weir:v2:moved", "weir:v1:replicas"];
+        let own = number(self.command(&[&["EXISTS"], &OWN[..]].concat()).await);
         number(self.command(&["DBSIZE"]).await).saturating_sub(own + figures.len() as u64)
     }
 

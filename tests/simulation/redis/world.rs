@@ -128,17 +128,18 @@ impl World {
         }
     }
 
-    /// Returns the first members from a score on. No other range is asked for.
+    /// Returns the first members between two scores, both included. No other range is asked for.
     fn zrangebyscore(&mut self, words: &[&[u8]]) -> Reply {
-        let is_from = words[3] == b"+inf" && words[4].eq_ignore_ascii_case(b"limit") && words[5] == b"0";
-        let Some((least, most)) = integer(words[2]).zip(integer(words[6])).filter(|_| is_from) else {
+        let is_first = words[4].eq_ignore_ascii_case(b"limit") && words[5] == b"0";
+        let range = score_bound(words[2]).zip(score_bound(words[3])).zip(integer(words[6]));
+        let Some(((least, last), most)) = range.filter(|_| is_first) else {
             return Reply::error("ERR min or max is not a float");
         };
         match self.keyspace.value(words[1], self.now) {
             Some(Value::Text(_)) => Reply::error(WRONG_TYPE),
             Some(Value::Scores(scores)) => {
                 let mut rows: Vec<_> = scores.iter().map(|(member, score)| (*score, member)).collect();
-                rows.retain(|(score, _)| *score >= least);
+                rows.retain(|(score, _)| (least..=last).contains(score));
                 rows.sort_unstable();
                 let most = usize::try_from(most).unwrap_or_default();
                 Reply::Array(rows.into_iter().take(most).map(|(_, member)| Reply::bulk(&**member)).collect())
@@ -164,12 +165,7 @@ impl World {
 
     /// Removes the members between two scores, both included.
     fn zremrangebyscore(&mut self, words: &[&[u8]]) -> Reply {
-        let bound = |word: &[u8]| match word {
-            b"-inf" => Some(i64::MIN),
-            b"+inf" => Some(i64::MAX),
-            _ => integer(word),
-        };
-        let Some((least, most)) = bound(words[2]).zip(bound(words[3])) else {
+        let Some((least, most)) = score_bound(words[2]).zip(score_bound(words[3])) else {
             return Reply::error("ERR min or max is not a float");
         };
         let removed = self.keyspace.change_scores(words[1], self.now, |scores| {
@@ -265,4 +261,13 @@ impl World {
 pub(super) fn integer(text: &[u8]) -> Option<i64> {
     let number: i64 = std::str::from_utf8(text).ok()?.parse().ok()?;
     (number.to_string().as_bytes() == text).then_some(number)
+}
+
+/// Reads a bound of scores.
+fn score_bound(text: &[u8]) -> Option<i64> {
+    match text {
+        b"-inf" => Some(i64::MIN),
+        b"+inf" => Some(i64::MAX),
+        _ => integer(text),
+    }
 }

@@ -16,6 +16,8 @@ const NOTICED: u64 = 10 * MILLI;
 const UNNOTICED_MAX: u64 = 30 * SECOND;
 /// The list of all states.
 const LIVE: &[u8] = b"weir:v2:live";
+/// The list of the states whose bookings were moved.
+const MOVED: &[u8] = b"weir:v2:moved";
 
 /// The faults that go on.
 #[derive(Default)]
@@ -209,19 +211,21 @@ impl World {
         }
     }
 
-    /// Takes a key of a state away, in half of the cases together with the list of all states. Nobody notices before the next call that needs
-    /// it.
+    /// Takes a key of a state away, or the list of moves, in half of the cases together with the list of all states. Nobody notices before the
+    /// next call that needs it; of the list of moves that is the next heartbeat.
     fn evict(&mut self, fault: usize) {
         let shown = self.hosts[self.primary].shown(self.now);
         let mut keys = self.hosts[self.primary].server.keys(shown);
-        keys.retain(|key| key.windows(9).any(|part| part == b":limiter:"));
+        keys.retain(|key| key.windows(9).any(|part| part == b":limiter:") || *key == MOVED);
         if !keys.is_empty() {
             let key = keys.swap_remove(self.network_draws.usize(..keys.len()));
             self.hosts[self.primary].server.remove(&key);
             if self.network_draws.bool() {
                 self.hosts[self.primary].server.remove(LIVE);
             }
-            self.begun.evicted.insert(fault, (key, self.now + UNNOTICED_MAX));
+            if key != MOVED {
+                self.begun.evicted.insert(fault, (key, self.now + UNNOTICED_MAX));
+            }
         }
     }
 
