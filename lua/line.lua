@@ -7,7 +7,7 @@
 --   flows        { { flow, class, weight, tag, runs }, ... } with runs of tickets { replica, origin, costs, first, last, count }, ascending
 --                by when the first came. `tag` is how far the flow is ahead of the virtual time of its class
 --   dealt_slots  { { replica, origin, costs, class, deal, slot, count, generations if they are void }, ... } slots that a replica has not said to have
---   callers      { { replica, when it calls again at the latest, the number of its last call }, ... }
+--   callers      { { replica, when it calls again at the latest, the number of its last call, 1 if the line had forgotten it before that }, ... }
 --   spreads      of each class { advised, reviewed, expected, booked, followed }: queue_order.lua
 
 local Line
@@ -180,11 +180,12 @@ do
     line.dealt_slots = kept
     line.deal = max(now, line.deal + 1)
     local caller = caller_of(line, replica)
-    if not caller then
-      caller = { replica, now, call }
+    if caller then
+      caller[2], caller[3], caller[4] = now, call, nil
+    else
+      caller = { replica, now, call, known > 0 and 1 or nil }
       line.callers[#line.callers + 1] = caller
     end
-    caller[2], caller[3] = now, call
     return caller
   end
 

@@ -88,6 +88,7 @@ struct DealRow {
     not_taken: Vec<Vec<u64>>,
     /// Of each want: the permits before its last request and the microseconds until that, by turns; negative: not told.
     last_ones: Vec<i64>,
+    has_forgotten: u8,
 }
 
 /// Returns the answer of `deal.lua`, if it is one to this call.
@@ -114,6 +115,7 @@ pub(super) fn deal(value: &Value, limiter_refs: &[LimiterRef], line: &LineCall) 
             })
             .collect::<Option<_>>()?,
         lasts: row.last_ones.as_chunks().0.iter().map(|row| last(*row)).collect(),
+        has_forgotten: row.has_forgotten > 0,
     };
     answer.line = Some(Box::new(line));
     Some(answer)

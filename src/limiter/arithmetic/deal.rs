@@ -54,7 +54,7 @@ pub fn deal(
         DealTerms { now, lease, replica: call.replica, ahead: asked.ahead, own_lead, limiters, tells_waits };
     line.forget(now, lease);
     let first_moved = Micros(line.deal) + lease;
-    line.hear(now, call.replica, asked);
+    let has_forgotten = line.hear(now, call.replica, asked);
     drop_void(states, line, call.replica, first_moved);
     for spread in &mut line.spreads {
         spread.review_spread(now, || states.iter().flat_map(|(state, _)| state.rules()));
@@ -74,6 +74,7 @@ pub fn deal(
     let next = Dealing::new(terms, states, line).run(states);
     let newcomers = Newcomers { asked, keys: &keys, counts, refusal_budget: call.refusal_budget };
     let (mut line_answer, is_cut) = refuse_newcomers(terms, states, line, newcomers, next);
+    line_answer.has_forgotten = has_forgotten;
     line_answer.again = call_again(terms, line, next.map(|next| next.at), is_cut);
     line.generations = states.iter().map(|(state, _)| state.generation().number).collect();
     answer(terms, states, line, call, line_answer)

@@ -214,14 +214,21 @@ impl Line {
         self.dealt_slots.retain(|dealt| dealt.key.replica != replica);
     }
 
-    /// Takes in that a replica calls, and which slots it has.
-    pub(in crate::limiter::arithmetic) fn hear(&mut self, now: Micros, replica: u64, asked: &LineCall) {
+    /// Takes in that a replica calls, and which slots it has. Returns true if the line has forgotten the replica, which takes itself to be in it.
+    pub(in crate::limiter::arithmetic) fn hear(
+        &mut self,
+        now: Micros,
+        replica: u64,
+        asked: &LineCall,
+    ) -> bool {
         if asked.begins {
             self.drop_of(replica);
         }
         self.dealt_slots.retain(|dealt| dealt.key.replica != replica || dealt.deal > asked.known);
         self.deal = now.0.max(self.deal + 1);
+        let is_forgotten = asked.known > 0 && self.callers.iter().all(|caller| caller.replica != replica);
         self.promise(replica, now);
+        is_forgotten
     }
 
     /// Notes when a replica calls again at the latest.

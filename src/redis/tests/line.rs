@@ -5,6 +5,7 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::call::{Answer, Call};
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::line::{LineCall, Unused, Waiting, Want};
+use crate::redis::keys;
 use crate::redis::tests::lua_parity::rules;
 use crate::redis::tests::{START, TestStore, at};
 
@@ -105,4 +106,32 @@ fn an_answer_that_is_lost_comes_with_the_next_one() {
     begins.line.as_mut().unwrap().begins = true;
     let answer = deal(&begins, 3);
     assert_eq!((dealt(&answer), answer.available[0][0]), (1, 6));
+}
+
+/// Returns whether a line had forgotten the caller.
+fn has_forgotten(answer: &Answer) -> bool {
+    answer.line.as_ref().unwrap().has_forgotten
+}
+
+#[test]
+fn a_replica_hears_that_its_line_was_lost_until_it_has_got_an_answer() {
+    let (mut store, refs) = (TestStore::start(), refs());
+    let first = {
+        let mut deal = |call: &Call, number| store.deal(&at(Micros(START)), &refs, call, number).unwrap();
+        // Two of twelve wait for longer than slots are dealt ahead.
+        let first = deal(&call(0, vec![want(20, 6), want(21, 6)], Vec::new()), 1);
+        assert_eq!((dealt(&first), has_forgotten(&first)), (10, false));
+        first.line.unwrap().deal
+    };
+    let line = keys::line("model", &refs, true);
+    assert_eq!(redis::cmd("DEL").arg(line).query::<u64>(&mut store.connection).unwrap(), 1);
+    let mut deal = |call: &Call, number| store.deal(&at(Micros(START + 1000)), &refs, call, number).unwrap();
+    for _ in 0..2 {
+        // The first answer is lost, and the call is made once more.
+        let forgotten = deal(&call(first, Vec::new(), Vec::new()), 2);
+        assert_eq!((has_forgotten(&forgotten), forgotten.line.unwrap().again), (true, Micros::ZERO));
+    }
+    let told = deal(&call(first, vec![want(20, 1), want(21, 1)], Vec::new()), 3).line.unwrap();
+    assert!(!told.has_forgotten && told.again > Micros::ZERO, "{told:?}");
+    assert_eq!(told.lasts.len(), 2);
 }

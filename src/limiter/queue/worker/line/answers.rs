@@ -113,6 +113,9 @@ impl LineCore {
         if line.again > Micros::ZERO && line.again <= answered {
             self.tell_again(sent, context.now);
         }
+        if line.has_forgotten {
+            self.tell_others(sent, context.now);
+        }
         Told { known: line.deal, again }
     }
 
@@ -140,6 +143,16 @@ impl LineCore {
                 flow_queue.told_until = want.told_until;
                 // Not before that, even where the call has not told of all: those who are left come first.
                 flow_queue.tell_at = Some(now + AGAIN_MIN);
+            }
+        }
+    }
+
+    /// Lets the flow queues be told of that a call has not told of.
+    fn tell_others(&mut self, sent: &Sent, now: Moment) {
+        for (key, flow_queue) in &mut self.flow_queues {
+            let is_told = sent.wants.iter().any(|want| want.key == *key);
+            if !is_told && flow_queue.queue.without_slot().len() > 0 {
+                flow_queue.tell_by(now);
             }
         }
     }

@@ -35,6 +35,27 @@ fn requests_that_a_lost_line_had_taken_are_told_of_as_known_ones() {
     assert_eq!(locally, Some(vec![(8, 1)]), "the last one was in a call without an answer");
 }
 
+#[test]
+fn a_line_that_has_forgotten_the_replica_is_told_of_all_that_the_call_did_not_tell_of() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(START, vec![arrival(0, "etl", START), arrival(1, "web", START)]);
+    core.on(after(1), vec![answered(after(1), 7, &[], None)]);
+    let next = core.on(after(100), vec![arrival(2, "cron", after(100)), arrival(3, "cron", after(100))]);
+    assert_eq!(told(call(&next).unwrap()), [(flow("cron").id, 2)]);
+    let mut forgotten = answer(after(101), 8, &[("cron", after(110))], None);
+    forgotten.line.as_mut().unwrap().has_forgotten = true;
+    let forgotten = Event::Answered { answer: Box::new(forgotten), refusal_budget: 0, sent: after(101) };
+    let anew = core.on(after(101), vec![forgotten]);
+    let anew = call(&anew).unwrap();
+    let mut flows = told(anew);
+    flows.sort_unstable();
+    let mut others = [(flow("etl").id, 1), (flow("web").id, 1)];
+    others.sort_unstable();
+    assert_eq!((flows, known(anew)), (others.into(), vec![(1, 0); 2]), "known ones, which nobody refuses");
+    assert!(!anew.line.as_ref().unwrap().begins, "the line knows of the others by the call before");
+    assert!(call(&core.on(after(102), vec![answered(after(102), 9, &[], None)])).is_none());
+}
+
 /// Two limits for all, and one that bounds the second class.
 fn with_ceiling(members: &[&str]) -> Limits {
     let mut limits = limits(OnStoreFailure::Local, 100);
