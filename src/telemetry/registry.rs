@@ -163,13 +163,15 @@ impl Metrics {
         routes.into_values().collect()
     }
 
-    /// Removes all series of a limiter.
-    pub fn forget_limiter(&self, limiter: &str) {
+    /// Removes the series of every limiter that `keep` refuses.
+    ///
+    /// A request still in flight on a removed limiter may create a series again. The next reload removes it.
+    pub fn retain_limiters(&self, keep: impl Fn(&str) -> bool) {
         let families = &self.shared.families;
-        let gone = |labels: &[&str]| labels.first() == Some(&limiter);
+        let gone = |labels: &[&str]| labels.first().is_some_and(|limiter| !keep(limiter));
         families.forget_classes(gone);
         forget(&families.limiter_external_usage_permits_total, gone);
-        forget(&families.client_permits_total, |labels| labels.get(1) == Some(&limiter));
+        forget(&families.client_permits_total, |labels| labels.get(1).is_some_and(|limiter| !keep(limiter)));
         forget(&families.slot_lateness_seconds, gone);
         forget(&families.limiter_estimate_ratio, gone);
         for gauges in [
@@ -424,7 +426,7 @@ mod tests {
         for (client, limiter) in [("gone", "stays"), ("none", "gone"), ("none", "stays")] {
             metrics.client_permits(client, limiter).add(ClientPermit::Granted, 2);
         }
-        metrics.forget_limiter("gone");
+        metrics.retain_limiters(|name| name == "stays");
         metrics.retain_routes(|name| name == "stays");
         metrics.retain_clients(|name| name == "none");
         let text = metrics.render();

@@ -136,9 +136,9 @@ impl PreparedLimiters {
             active.change(after.clone(), metrics.clone(), *seen_for);
         }
         next.iter().for_each(|active| active.metrics().publish());
-        let kept: HashSet<_> = next.iter().map(|active| active.name.clone()).collect();
+        let kept: HashSet<Box<str>> = next.iter().map(|active| active.name.as_str().into()).collect();
         let moved = moved(&in_force.limiters(), &next);
-        let before = in_force.replace(next);
+        in_force.replace(next);
         for (limiter, from, to) in moved {
             // Another part of a store holds the state from now on, and knows nothing of what was granted.
             to.ledger().take_over(&limiter, &from.ledger());
@@ -149,8 +149,6 @@ impl PreparedLimiters {
                 |instance: &LimiterInstance| changed.iter().any(|changed| changed.concerns(instance));
             in_force.queues.notify_changed(is_concerned);
         }
-        for removed in before.iter().filter(|active| !kept.contains(&active.name)) {
-            in_force.metrics.forget_limiter(removed.name.as_str());
-        }
+        in_force.metrics.retain_limiters(|name| kept.contains(name));
     }
 }

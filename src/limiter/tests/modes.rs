@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::limiter::model::{
-    Algorithm, Flow, Limiter, LimiterName, Mode, OnStoreFailure, Order, Permits, QueueLimits, Scope,
+    Algorithm, Flow, Limiter, LimiterName, Mode, OnStoreFailure, Order, Permits, QueueLimits, Scope, TrueCost,
 };
 use crate::limiter::tests::limiter_set;
 use crate::limiter::tests::limiter_set::{
@@ -159,6 +159,21 @@ async fn a_removed_limiter_serves_its_last_request() {
     ticket.turn().await.unwrap().commit();
     sleep(5 * SECOND).await;
     assert_eq!(fleet.limiters.queues(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removed_limiter_whose_last_response_is_settled_shows_nothing_for_good() {
+    let fleet = fleet(&[limiter("goes", 9, 5), limiter("stays", 9, 5)], Duration::ZERO, SECOND);
+    let goes = limiter_set(&fleet.limiters, &["goes"]);
+    let receipt = granted(&goes, &[]).await.commit().unwrap();
+    let stays = [limiter("stays", 9, 5)];
+    fleet.apply(&stays);
+    assert!(!series(&fleet).contains("\"goes\""));
+    goes.settle(&[], &receipt, |_| Some(TrueCost { permits: 2, is_refunded: true }));
+    assert!(series(&fleet).contains("\"goes\""), "its first true cost");
+    fleet.apply(&stays);
+    assert!(!series(&fleet).contains("\"goes\""), "{}", series(&fleet));
+    assert!(series(&fleet).contains("\"stays\""));
 }
 
 /// The metrics of weir, without those of the process.
