@@ -159,13 +159,15 @@ fn listen_for(kind: SignalKind) -> Result<Signal, StartError> {
     signal(kind).map_err(StartError::Signals)
 }
 
-/// SIGTERM and SIGINT.
+/// SIGTERM and SIGINT, which end weir, and SIGUSR1 and SIGUSR2, which would kill it if nobody listened for them.
 pub(crate) struct Ending {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Ending {
+    user1: Signal,
+    user2: Signal,
     /// Begins to listen for the signals.
     pub(crate) fn new() -> Result<Ending, StartError> {
         Ok(Ending {
@@ -174,11 +176,19 @@ impl Ending {
         })
     }
 
+            user1: listen_for(SignalKind::user_defined1())?,
+            user2: listen_for(SignalKind::user_defined2())?,
     /// Waits for one of the signals.
     pub(crate) async fn signal(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+        loop {
+            let ignored = tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = self.user1.recv() => "SIGUSR1",
+                _ = self.user2.recv() => "SIGUSR2",
+            };
+            // Rules for log rotation send them, to have files opened anew.
+            info!(signal = ignored, "ignored: logs go to standard error");
         }
     }
 }
