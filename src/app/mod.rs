@@ -38,6 +38,9 @@ use crate::telemetry::logging::LoggingError;
 use crate::telemetry::{Logging, Metrics, Spans, WAIT_SECONDS};
 use crate::usage::{Book, Fleet, MemoryUsage, StoreTime, Usage, UsageStore};
 
+/// The time within which further signals count as the first: supervisors signal a process and its group, or pass a signal on twice.
+const SAME_SIGNAL_TIME: Duration = Duration::from_secs(1);
+
 /// The reason why weir could not start, or ended without having finished everything.
 #[derive(Debug, Error)]
 pub enum StartError {
@@ -110,7 +113,7 @@ pub async fn serve(path: &Path) -> Result<(), StartError> {
             Drained::Clean => Ok(()),
             Drained::Cut => Err(StartError::Cut),
         },
-        () = end.signal() => Err(StartError::Interrupted),
+        () = end.second_signal() => Err(StartError::Interrupted),
     }
 }
 
@@ -163,22 +166,22 @@ fn listen_for(kind: SignalKind) -> Result<Signal, StartError> {
 pub(crate) struct Ending {
     terminate: Signal,
     interrupt: Signal,
+    user1: Signal,
+    user2: Signal,
 }
 
 impl Ending {
-    user1: Signal,
-    user2: Signal,
     /// Begins to listen for the signals.
     pub(crate) fn new() -> Result<Ending, StartError> {
         Ok(Ending {
             terminate: listen_for(SignalKind::terminate())?,
             interrupt: listen_for(SignalKind::interrupt())?,
+            user1: listen_for(SignalKind::user_defined1())?,
+            user2: listen_for(SignalKind::user_defined2())?,
         })
     }
 
-            user1: listen_for(SignalKind::user_defined1())?,
-            user2: listen_for(SignalKind::user_defined2())?,
-    /// Waits for one of the signals.
+    /// Waits for a signal that ends weir.
     pub(crate) async fn signal(&mut self) {
         loop {
             let ignored = tokio::select! {
@@ -190,6 +193,17 @@ impl Ending {
             // Rules for log rotation send them, to have files opened anew.
             info!(signal = ignored, "ignored: logs go to standard error");
         }
+    }
+
+    /// Waits for a signal that does not belong to the last one.
+    pub(crate) async fn second_signal(&mut self) {
+        let same = async {
+            loop {
+                self.signal().await;
+            }
+        };
+        let _ = timeout(SAME_SIGNAL_TIME, same).await;
+        self.signal().await;
     }
 }
 

@@ -101,7 +101,7 @@ pub async fn run(seconds: Option<NonZeroU32>) -> Result<(), DemoError> {
     tokio::select! {
         () = finish => {}
         // A second signal ends the demo at once.
-        () = signals.signal() => {}
+        () = signals.second_signal() => {}
     }
     logging.flush();
     shown?;

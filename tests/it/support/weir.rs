@@ -260,7 +260,12 @@ impl Weir {
 
     /// Waits until weir has ended by itself.
     pub(crate) async fn wait_exit(&mut self, deadline: Duration) -> ExitStatus {
-        poll_for("weir's end", deadline, async || self.process.try_wait().expect("weir is our child")).await
+        poll_for("weir's end", deadline, async || self.try_exit()).await
+    }
+
+    /// Returns how weir has ended, if it has.
+    pub(crate) fn try_exit(&mut self) -> Option<ExitStatus> {
+        self.process.try_wait().expect("weir is our child")
     }
 
     /// Changes how many files the running weir may have open.
