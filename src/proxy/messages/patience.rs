@@ -44,9 +44,9 @@ impl ClientPatience {
         if flags.has(HeaderFlags::OWN) && headers.contains_key(WEIR_TIMEOUT) {
             let mut values = headers.get_all(WEIR_TIMEOUT).iter();
             let value = values.next().filter(|_| values.next().is_none());
-            value
-                .and_then(|value| time(&WEIR_TIMEOUT, value))
-                .ok_or(ProxyError::BadRequest("weir-timeout must be a duration such as 500ms or 2s"))?;
+            value.and_then(|value| time(&WEIR_TIMEOUT, value)).ok_or(ProxyError::BadRequest(
+                "weir-timeout must be seconds or a duration, such as 2, 0.5 or 500ms",
+            ))?;
         }
         let has_usual = flags.has(HeaderFlags::OWN) || flags.has(HeaderFlags::PATIENCE);
         let mut least: Option<(Duration, Box<ClientPatience>)> = None;
@@ -100,7 +100,6 @@ fn time(header: &HeaderName, value: &HeaderValue) -> Option<Duration> {
     let text = value.to_str().ok()?;
     let time = match header.as_str() {
         GRPC_TIMEOUT => grpc(text),
-        name if name == WEIR_TIMEOUT.as_str() => units::duration(text),
         _ => seconds(text).or_else(|| units::duration(text)),
     };
     time.map(|time| time.min(PATIENCE_MAX))
@@ -157,6 +156,8 @@ mod tests {
         };
         for (name, value, expected) in [
             ("weir-timeout", "250ms", 250),
+            ("weir-timeout", "5", 5000),
+            ("weir-timeout", "0.5", 500),
             ("x-stainless-timeout", "3", 3000),
             ("x-stainless-read-timeout", "3.5", 3500),
             ("x-stainless-read-timeout", "600.0", 600_000),
@@ -214,7 +215,9 @@ mod tests {
 
     #[test]
     fn only_weirs_own_header_must_be_well_formed() {
-        assert!(read(&[], &[("weir-timeout", "soon")]).is_err());
+        for malformed in ["soon", "0.5s", "", "5S"] {
+            assert!(read(&[], &[("weir-timeout", malformed)]).is_err(), "{malformed}");
+        }
         assert!(read(&[], &[("weir-timeout", "2s")]).unwrap().is_none());
         assert!(read(&[], &[("x-stainless-timeout", "2")]).unwrap().is_none());
     }
