@@ -86,10 +86,13 @@ fn described(query: &str) -> Result<Described, String> {
 ///
 /// # Errors
 /// The part that cannot be a part of a request.
-pub fn asked(method: &str, url: &str, headers: &[String]) -> Result<Request<()>, String> {
+pub fn asked(method: &str, written: &str, headers: &[String]) -> Result<Request<()>, String> {
     let method = Method::from_bytes(method.as_bytes()).map_err(|_| format!("{method:?} is no method"))?;
-    let url: Uri = url.parse().map_err(|_| format!("{url:?} is no URL and no path"))?;
-    let target = url.path_and_query().map_or("/", |target| target.as_str());
+    let url: Uri = written.parse().map_err(|_| format!("{written:?} is no URL and no path"))?;
+    // A word alone is taken for a host.
+    let target = url.path_and_query().map(|target| target.as_str());
+    let target =
+        target.ok_or_else(|| format!("{written:?} is no URL and no path; a path begins with `/`"))?;
     let mut request = Request::new(());
     *request.method_mut() = method;
     *request.uri_mut() = target.parse().map_err(|_| format!("{target:?} is no path"))?;
@@ -107,4 +110,22 @@ pub fn asked(method: &str, url: &str, headers: &[String]) -> Result<Request<()>,
         request.headers_mut().insert(HOST, host);
     }
     Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_has_a_path() {
+        let target = |url: &str| asked("GET", url, &[]).map(|request| request.uri().to_string());
+        for (url, expected) in
+            [("/users?a=1", "/users?a=1"), ("http://h:1/users", "/users"), ("http://h", "/"), ("*", "*")]
+        {
+            assert_eq!(target(url).as_deref(), Ok(expected), "{url}");
+        }
+        for url in ["users", "localhost:8080", "api/users", ""] {
+            assert!(target(url).is_err_and(|fault| fault.contains("is no URL and no path")), "{url}");
+        }
+    }
 }
