@@ -234,6 +234,11 @@ fn reasons(answer: &Value) -> Vec<String> {
 }
 
 fn path_of(which: &Which, action: &str) -> String {
+/// Returns the token for the admin listener, if one is set.
+fn token() -> Option<String> {
+    std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty())
+}
+
     let name: String = form_urlencoded::byte_serialize(which.name.as_bytes()).collect();
     let mut path = format!("/api/limiters/{name}");
     if !action.is_empty() {
@@ -274,8 +279,11 @@ impl Remote {
         let Some(detail) = answer["detail"].as_str() else {
             return self.unreachable(format!("the answer, {}, is not from weir", response.status()));
         };
-        let wants_token = response.headers().contains_key(WWW_AUTHENTICATE);
-        let hint = if wants_token { "; set WEIR_ADMIN_TOKEN" } else { "" };
+        let hint = match token() {
+            _ if !response.headers().contains_key(WWW_AUTHENTICATE) => "",
+            None => "; set WEIR_ADMIN_TOKEN",
+            Some(_) => "; the one in WEIR_ADMIN_TOKEN is another",
+        };
         RemoteError::Refused(format!("{detail}{hint}"))
     }
 
@@ -307,7 +315,7 @@ impl Remote {
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| text(&error))?;
         let uri: Uri = path.parse().map_err(|error| format!("{error}: what is asked is too long"))?;
         let mut request = Request::builder().method(method).uri(uri).header(HOST, format!("{host}:{port}"));
-        if let Some(token) = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty()) {
+        if let Some(token) = token() {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
         let request = request.body(Full::new(Bytes::copy_from_slice(body.as_bytes())));
