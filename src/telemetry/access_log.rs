@@ -60,7 +60,7 @@ pub struct AccessLine<'a> {
     pub summary: Summary<'a>,
     /// The time from the request's head to the end of its response.
     pub duration: Duration,
-    /// The reason of weir's own answer.
+    /// The reason of weir's own answer, or for which the upstream's broke off.
     pub reason: Option<&'a str>,
     /// The trace's id, if the request has one.
     pub trace_id: Option<&'a str>,

@@ -61,7 +61,8 @@ pub(crate) struct End {
     pub(crate) outcome: Outcome,
     /// The `weir-error` of a response that weir made.
     error: Option<&'static str>,
-    /// The reason of a response that weir made. It may name addresses that the client does not learn.
+    /// The reason of a response that weir made, or for which the upstream's broke off. It may name addresses that the client does not
+    /// learn.
     reason: Option<String>,
 }
 
@@ -177,6 +178,12 @@ impl Record {
             self.end.error = Some(code);
         }
         response
+    }
+
+    /// Notes that the response broke off on its way, and why.
+    pub(crate) fn broke_off(&mut self, reason: &str) {
+        self.end.outcome = Outcome::Failed;
+        self.end.reason = Some(format!("the response broke off: {reason}"));
     }
 
     /// Notes that the request asks for permits. Those are counted once, when it is known what becomes of them.

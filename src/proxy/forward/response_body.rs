@@ -2,6 +2,7 @@
 //!
 //! hyper asks for a piece when it has room for it, so a slow client slows the upstream down.
 
+use std::error::Error;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -88,22 +89,23 @@ impl ResponseBody {
     }
 
     /// Ends the request, the first time that it is called.
-    fn settle(&mut self, end: End) {
+    fn settle(&mut self, end: End<'_>) {
+        let is_complete = matches!(end, End::Complete);
         if let Content::Upstream(download) = &mut self.content
             && let Some(mut settling) = download.settling.take()
         {
-            settling.end(end == End::Complete);
+            settling.end(is_complete);
         }
         if let Content::Upstream(download) = &mut self.content
             && let Some(lease) = download.lease.take()
-            && end == End::Complete
+            && is_complete
         {
             lease.release();
         }
         let Some(mut record) = self.record.take() else { return };
         match end {
             End::Complete => {}
-            End::Failed => record.end.outcome = Outcome::Failed,
+            End::Failed(error) => record.broke_off(&reason(error)),
             End::Dropped => record.end.outcome = Outcome::Cancelled,
         }
     }
@@ -148,11 +150,19 @@ fn hide_usage(
 }
 
 /// The way in which a body ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+#[derive(Clone, Copy)]
+enum End<'a> {
     Complete,
-    Failed,
+    Failed(&'a BodyError),
     Dropped,
+}
+
+/// Returns the reason for which a body broke off. hyper's own words say no more than that it did.
+fn reason(error: &BodyError) -> String {
+    match error {
+        BodyError::Broken(error) => error.source().map_or_else(|| error.to_string(), ToString::to_string),
+        BodyError::Stalled => "nothing came for `idle_timeout`".to_owned(),
+    }
 }
 
 impl http_body::Body for ResponseBody {
@@ -172,7 +182,7 @@ impl http_body::Body for ResponseBody {
                 let Download { incoming, timer, lease, held, rules, settling, without_usage, next } =
                     &mut **download;
                 if let Some(next) = next.take() {
-                    body.settle(if next.is_ok() { End::Complete } else { End::Failed });
+                    body.settle(next.as_ref().map_or_else(End::Failed, |_| End::Complete));
                     return Poll::Ready(Some(next));
                 }
                 // While a piece is held, the stream still waits for its client, and not for a further piece.
