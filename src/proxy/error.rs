@@ -84,7 +84,10 @@ pub(crate) enum ProxyError {
     /// No connection to the upstream could be opened.
     #[error("no connection to the upstream: {0}")]
     UpstreamConnect(#[from] ConnectError),
-    /// The upstream's response is not HTTP, or the connection closed during it.
+    /// The upstream closed the connection, or the connection broke, before the head of the response had come.
+    #[error("the upstream closed the connection without an answer")]
+    UpstreamClosed,
+    /// The upstream's response is not HTTP.
     #[error("the upstream's answer was not understood: {0}")]
     UpstreamProtocol(#[source] hyper::Error),
     /// The response's body has a transfer coding that weir does not undo (RFC 9112, 6.1).

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::support::raw::{RawUpstream, exchange, in_time, read_head};
-use crate::support::{Request, Weir, client, lane, one_route};
+use crate::support::weir::with_preamble;
+use crate::support::{PATIENCE, Request, Weir, client, eventually, lane, one_route};
 
 /// Sends a request to an upstream that answers with these bytes, then another one on a new connection, which the
 /// upstream answers well. Returns the first response.
@@ -56,6 +57,42 @@ async fn a_malformed_answer_is_a_502() {
         let next = weir.get("/").await;
         assert_eq!((next.status, next.text().as_str()), (200, "next"), "{shown:?}");
     }
+}
+
+#[tokio::test]
+async fn a_hang_up_is_told_as_one() {
+    let _lane = lane::shared().await;
+    for (answer, detail) in [
+        (&b""[..], "the upstream closed the connection without an answer"),
+        (b"HTTP/1.1 200 OK\r\ncontent-le", "the upstream closed the connection without an answer"),
+        (b"SSH-2.0-what\r\n\r\n", "the upstream's answer was not understood"),
+    ] {
+        let (read, _weir, _upstream) = told(answer).await;
+        assert!(read.contains("weir-error: upstream_protocol") && read.contains(detail), "{detail}: {read}");
+    }
+}
+
+#[tokio::test]
+async fn the_log_says_why_a_response_broke_off() {
+    let _lane = lane::shared().await;
+    let upstream = RawUpstream::start(|mut connection, _| async move {
+        connection.read_head().await;
+        connection.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf").await;
+    })
+    .await;
+    let directory = tempfile::TempDir::new().unwrap();
+    let path = directory.path().join("weir.yaml");
+    let config = with_preamble(&one_route(&upstream.url())).replace("access: false", "access: true");
+    std::fs::write(&path, config).unwrap();
+    let weir = Weir::start_at(&path).await;
+    let read = exchange(&weir.host(), b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    assert!(read.ends_with("half"), "{read}");
+    eventually("its line", PATIENCE, async || {
+        let log = weir.log();
+        log.lines()
+            .any(|line| line.contains("failed") && line.contains("the response broke off: end of file"))
+    })
+    .await;
 }
 
 /// A client must be able to see that the answer is only a part.

@@ -83,7 +83,8 @@ impl<'route> Retries<'route> {
         let status = match end {
             Err(ProxyError::UpstreamConnect(_)) if self.rule.on_connect => return Some("connect".into()),
             Err(
-                error @ (ProxyError::UpstreamProtocol(_)
+                error @ (ProxyError::UpstreamClosed
+                | ProxyError::UpstreamProtocol(_)
                 | ProxyError::UpstreamCoding
                 | ProxyError::UpstreamTimeout),
             ) => response::status_of(error),

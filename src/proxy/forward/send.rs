@@ -236,6 +236,7 @@ fn failure(error: hyper::Error, upload: Option<&Upload>) -> ProxyError {
         Some(UploadState::Malformed) => ProxyError::BadFraming("the body is not framed as HTTP has it"),
         // The kernel has given the connection up: the upstream took nothing for `server.write_timeout`, or has vanished.
         _ if request_body::io_kind(&error) == Some(ErrorKind::TimedOut) => ProxyError::UpstreamTimeout,
+        _ if is_hang_up(&error) => ProxyError::UpstreamClosed,
         _ => ProxyError::UpstreamProtocol(error),
     }
 }

@@ -206,9 +206,10 @@ fn verdict(error: &ProxyError) -> Verdict<'_> {
             (StatusCode::SERVICE_UNAVAILABLE, "upstream_unavailable", Refused)
         }
         ProxyError::UpstreamConnect(_) => (StatusCode::BAD_GATEWAY, "upstream_connect", Failed),
-        ProxyError::UpstreamProtocol(_) | ProxyError::UpstreamCoding | ProxyError::UpgradeUnasked => {
-            (StatusCode::BAD_GATEWAY, "upstream_protocol", Failed)
-        }
+        ProxyError::UpstreamClosed
+        | ProxyError::UpstreamProtocol(_)
+        | ProxyError::UpstreamCoding
+        | ProxyError::UpgradeUnasked => (StatusCode::BAD_GATEWAY, "upstream_protocol", Failed),
         ProxyError::UpstreamTimeout => (StatusCode::GATEWAY_TIMEOUT, "upstream_timeout", Failed),
     };
     // The cause is for the log alone, because it may name addresses.
