@@ -1527,6 +1527,42 @@ fn overrides_for_unknown_clients_are_warned_of() {
     assert!(
         warning
             .to_string()
+#[test]
+fn a_pattern_in_a_path_is_warned_of() {
+    let warned = |matches: &str| {
+        let text =
+            format!("routes: [{{name: a, match: {{{matches}}}, upstream: 'http://a', limiters: off}}]\n");
+        let loaded = Place::new().load(text).unwrap();
+        loaded
+            .warnings
+            .iter()
+            .map(|warning| format!("{}: {}", warning.path, warning.message))
+            .collect::<Vec<_>>()
+    };
+    let asterisk = "`*` stands for itself here; a prefix needs none (`/api`), and a pattern is `path_regex`";
+    for (matches, expected) in [
+        ("path: '/api/*'", format!("routes[0].match.path: {asterisk}")),
+        ("path: '/a*b/{id}'", format!("routes[0].match.path: {asterisk}")),
+        ("exact_path: '/v1/**'", format!("routes[0].match.exact_path: {asterisk}")),
+        (
+            "path: '/api/{id}/x'",
+            "routes[0].match.path: \"{id}\" stands for itself here; a pattern is `path_regex`".to_owned(),
+        ),
+        (
+            "exact_path: '/api/:id'",
+            "routes[0].match.exact_path: \":id\" stands for itself here; a pattern is `path_regex`"
+                .to_owned(),
+        ),
+    ] {
+        assert_eq!(warned(matches), [expected], "{matches}");
+    }
+    for matches in
+        ["path: '/v1/projects:batch'", "path: '/a/{b}.json'", "path_regex: '/api/.*'", "path: '/:'"]
+    {
+        assert_eq!(warned(matches), Vec::<String>::new(), "{matches}");
+    }
+}
+
             .ends_with("limiters.a.overrides.x: no client is named \"x\", and 3 further values name none"),
         "{warning}"
     );

@@ -1,4 +1,5 @@
-//! Warnings: a limiter that no route uses, a route that can never match, has no limiter, or a queue that is of no use.
+//! Warnings: a limiter that no route uses, a route that can never match, or has no limiter, a path that is written as a pattern, or a queue
+//! that is of no use.
 //!
 //! Only of a file without problems, so that each route as written has its route as used.
 
@@ -33,6 +34,7 @@ pub(super) fn warn(
         }
         unused_queues(check, file, &by_name, (&written, route));
         let matches = written.part(&written.value.matches, "match");
+        patterns_in_paths(check, &matches);
         if let Some(why) = reach::never_by_itself(&route.matches) {
             check.warn(&matches.at, format!("can never match: {why}"));
         } else if let Some(takers) = earlier.taking(&route.matches) {
@@ -43,6 +45,29 @@ pub(super) fn warn(
         }
         earlier.add(route);
     }
+}
+
+/// Warns of the patterns of other routers in paths that are compared letter by letter.
+fn patterns_in_paths(check: &mut Check<'_>, matches: &Given<'_, schema::Match>) {
+    for given in [key!(matches.path), key!(matches.exact_path)] {
+        let segments = given.value.iter().flat_map(|path| path.split('/'));
+        for segment in segments.filter(|segment| is_pattern(segment)).take(1) {
+            let message = if segment.contains('*') {
+                "`*` stands for itself here; a prefix needs none (`/api`), and a pattern is `path_regex`"
+                    .to_owned()
+            } else {
+                format!("{} stands for itself here; a pattern is `path_regex`", quoted(segment))
+            };
+            check.warn(&given.at, message);
+        }
+    }
+}
+
+/// Returns whether a segment is a pattern to other routers: `*`, `{name}` or `:name`.
+fn is_pattern(segment: &str) -> bool {
+    segment.contains('*')
+        || (segment.starts_with('{') && segment.ends_with('}'))
+        || (segment.len() > 1 && segment.starts_with(':'))
 }
 
 fn unused_limiters(check: &mut Check<'_>, file: &Given<'_, schema::File>, routes: &[Route]) {
