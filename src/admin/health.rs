@@ -7,6 +7,7 @@ use url::form_urlencoded;
 use super::response::{self, Response};
 use super::state::AdminState;
 use crate::config::model::Route;
+use crate::config::unknown as unknown_name;
 use crate::limiter::model::LimiterName;
 
 /// Answers 200 while the process lives.
@@ -23,7 +24,8 @@ pub(super) fn ready(state: &AdminState, query: Option<&str>) -> Response {
     if let Some(unknown) =
         asked.iter().find(|name| limiters.iter().all(|(known, _)| *known.as_str() != ***name))
     {
-        return response::problem(StatusCode::NOT_FOUND, &format!("no limiter is named {unknown}"));
+        let known = limiters.iter().map(|(name, _)| name.as_str());
+        return response::problem(StatusCode::NOT_FOUND, &unknown_name("limiter", unknown, known));
     }
     let unready: Vec<_> =
         limiters.into_iter().filter(|(_, can_serve)| !can_serve).map(|(name, _)| name).collect();

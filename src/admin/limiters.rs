@@ -15,7 +15,7 @@ use super::named_partition::{self, NamedPartition};
 use super::partitions;
 use super::response::{self, Response};
 use crate::config::model::Config;
-use crate::config::units;
+use crate::config::{units, unknown as unknown_name};
 use crate::limiter::model::limit::{LimiterName, OnStoreFailure};
 use crate::limiter::model::pause::{PAUSE_MAX, Reason};
 use crate::limiter::{
@@ -233,8 +233,10 @@ impl Chosen {
         limiters: &Limiters,
         LimiterPath { config, name, query }: LimiterPath<'_>,
     ) -> Result<Chosen, ChooseError> {
-        let name = LimiterName::parse(name).ok_or(NotFound::Limiter)?;
-        let inspection = limiters.find(&name, None)?;
+        let known = config.limiters.iter().map(|limiter| limiter.name.as_str());
+        let unknown = || ChooseError::Unknown(unknown_name("limiter", name, known.clone()));
+        let name = LimiterName::parse(name).ok_or_else(unknown)?;
+        let inspection = limiters.find(&name, None).map_err(|_| unknown())?;
         let values = named_partition::values(query);
         if values.is_empty() {
             return Ok(Chosen { inspection, partition: Value::Null });
@@ -256,6 +258,9 @@ impl Chosen {
 /// The reason why nothing was found.
 #[derive(Debug, thiserror::Error)]
 enum ChooseError {
+    /// No limiter has this name; the text names the nearest.
+    #[error("{0}")]
+    Unknown(String),
     #[error(transparent)]
     NotFound(#[from] NotFound),
     /// No request has these values.
@@ -266,7 +271,7 @@ enum ChooseError {
 impl ChooseError {
     fn answer(&self) -> Response {
         let status = match self {
-            ChooseError::NotFound(NotFound::Limiter) => StatusCode::NOT_FOUND,
+            ChooseError::Unknown(_) | ChooseError::NotFound(NotFound::Limiter) => StatusCode::NOT_FOUND,
             ChooseError::NotFound(NotFound::Partition) | ChooseError::Partition(_) => StatusCode::BAD_REQUEST,
         };
         response::problem(status, &self.to_string())

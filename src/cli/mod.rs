@@ -7,11 +7,12 @@
 //! - `explain`: what would become of a request, by a configuration or by a running weir.
 //! - `demo`: a provider, a weir and traffic in one process.
 //!
-//! `run` carries one out, and `table` aligns what they print.
+//! `run` carries one out, `address` parses where to ask, and `table` aligns what they print.
 //!
 //! `weir serve` is [`crate::app::serve`]. Knows nothing of how limiters or stores work: it prints the answers of
 //! other rooms.
 
+mod address;
 pub mod arguments;
 pub mod check;
 pub mod completions;

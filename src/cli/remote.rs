@@ -18,7 +18,7 @@ use url::{Url, form_urlencoded};
 
 use super::check::unless_closed;
 use super::table::{aligned, plain};
-use super::{partitions, shares};
+use super::{address, partitions, shares};
 use crate::admin;
 
 /// The variable with the token of `admin.token`. Everyone on the machine could read a token in an argument.
@@ -42,7 +42,8 @@ pub struct Remote {
         value_name = "URL",
         env = "WEIR_ADMIN_URL",
         hide_env_values = true,
-        default_value = "http://127.0.0.1:9090"
+        default_value = address::DEFAULT,
+        value_parser = address::parse
     )]
     admin: Url,
     /// Print the answer as JSON
@@ -303,10 +304,8 @@ impl Remote {
     }
 
     async fn exchange(&self, method: Method, path: &str, body: &str) -> Result<Response<Bytes>, String> {
-        let (Some(host), "http", Some(port)) =
-            (self.admin.host_str(), self.admin.scheme(), self.admin.port_or_known_default())
-        else {
-            return Err("expected an address such as http://127.0.0.1:9090".to_owned());
+        let (Some(host), Some(port)) = (self.admin.host_str(), self.admin.port_or_known_default()) else {
+            return Err(address::EXPECTED.to_owned());
         };
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let address = host.trim_start_matches('[').trim_end_matches(']');

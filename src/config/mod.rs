@@ -58,5 +58,6 @@ pub use json_schema::json_schema;
 pub use load::{LoadError, Loaded, load, load_from, load_with, parse, parse_with};
 pub use model::Config;
 pub use problem::Problem;
+pub(crate) use problem::unknown;
 pub use reference::reference;
 pub use watch::Watch;

@@ -41,6 +41,7 @@ mod leaving;
 mod limit_headers;
 mod limits;
 mod log;
+mod mistakes;
 mod outbound;
 mod overrides;
 mod partitions;

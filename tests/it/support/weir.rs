@@ -412,6 +412,13 @@ pub(crate) async fn run(arguments: &[&str]) -> Finished {
     finish(arguments, command(arguments)).await
 }
 
+/// Runs weir with arguments and these variables until it ends by itself.
+pub(crate) async fn run_in(arguments: &[&str], environment: &[(&str, &str)]) -> Finished {
+    let mut command = command(arguments);
+    command.envs(environment.iter().copied());
+    finish(arguments, command).await
+}
+
 /// Runs `weir check --strict` on a file, with the variables that it cannot do without (`${NAME:?why}`).
 pub(crate) async fn check_strictly(path: &Path) -> Finished {
     let text = fs::read_to_string(path).expect("a configuration");
