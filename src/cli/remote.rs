@@ -234,12 +234,12 @@ fn reasons(answer: &Value) -> Vec<String> {
     draining.into_iter().chain(limiters).collect()
 }
 
-fn path_of(which: &Which, action: &str) -> String {
 /// Returns the token for the admin listener, if one is set.
 fn token() -> Option<String> {
     std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty())
 }
 
+fn path_of(which: &Which, action: &str) -> String {
     let name: String = form_urlencoded::byte_serialize(which.name.as_bytes()).collect();
     let mut path = format!("/api/limiters/{name}");
     if !action.is_empty() {
@@ -340,8 +340,14 @@ impl Remote {
             return writeln!(output, "{answer:#}");
         }
         let tables: Vec<String> = tables(answer).iter().map(|table| aligned(table)).collect();
-        write!(output, "{}", tables.join("\n"))
+        write!(output, "{}", tables.join("\n"))?;
+        store_line(answer).map_or(Ok(()), |line| writeln!(output, "{line}"))
     }
+}
+
+/// Returns the line below tables that were made without the store.
+fn store_line(answer: &Value) -> Option<&'static str> {
+    (answer["store_up"] == false).then_some("the store is away: limits go by on_store_failure")
 }
 
 /// Returns the limiters of an answer: all, or the one that it is.

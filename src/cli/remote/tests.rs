@@ -22,6 +22,14 @@ github   900/1m   860        3        40       2        -
 }
 
 #[test]
+fn a_store_that_is_away_is_told() {
+    assert!(store_line(&json!({"store_up": false})).is_some_and(|line| line.contains("is away")));
+    assert_eq!(store_line(&json!({"store_up": true})), None);
+    // The answer about one limiter does not tell.
+    assert_eq!(store_line(&json!({"name": "a"})), None);
+}
+
+#[test]
 fn a_partition_is_shown_by_the_parts_of_its_key() {
     let answer = json!({
         "name": "api", "waiting": 0, "granted": 4, "refused": 0, "paused_until": null, "overrides": 1, "override": null,
