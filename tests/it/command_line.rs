@@ -56,13 +56,16 @@ async fn each_command_has_a_manual_page() {
     let page = run(&["man"]).await;
     page.assert_code(0);
     assert!(page.stdout.contains(".TH weir 1"), "{}", page.stdout);
-    let directory = tempfile::tempdir().expect("a directory");
-    run(&["man", "--directory", directory.path().to_str().expect("a path")]).await.assert_code(0);
+    let parent = tempfile::tempdir().expect("a directory");
+    let directory = parent.path().join("share/man1");
+    run(&["man", "--directory", directory.to_str().expect("a path")]).await.assert_code(0);
     for (name, word) in [("weir", "demo"), ("weir-serve", "SIGTERM"), ("weir-pause", "partition")] {
-        let page = std::fs::read_to_string(directory.path().join(format!("{name}.1"))).expect(name);
+        let page = std::fs::read_to_string(directory.join(format!("{name}.1"))).expect(name);
         assert!(page.contains(word), "{page}");
     }
-    run(&["man", "--directory", "/dev/null/nowhere"]).await.assert_code(1);
+    let refused = run(&["man", "--directory", "/dev/null/nowhere"]).await;
+    refused.assert_code(1);
+    assert!(refused.stderr.contains("cannot write to /dev/null/nowhere: "), "{}", refused.stderr);
 }
 
 #[tokio::test]
