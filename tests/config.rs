@@ -291,6 +291,14 @@ ROUTES",
         "server:\n  drain_delay:5s\nROUTES",
         "2:3: server: a space is missing after the colon of \"drain_delay\"",
     ),
+    (
+        "log: {level:\u{a0}info}\nROUTES",
+        "1:7: log.level: a no-break space stands behind the colon of \"level\"; use a space",
+    ),
+    (
+        "server:\n  drain_delay:\u{a0}5s\nROUTES",
+        "2:3: server: a no-break space stands behind the colon of \"drain_delay\"; use a space",
+    ),
     ("log: {level:info}\nROUTES", "1:7: log.level: a space is missing after the colon of \"level\""),
     (
         "limiters:\n  a:\n    limits:[1/s]\n    queue: off\nROUTES",
@@ -1520,14 +1528,6 @@ fn a_queue_beside_a_limiter_without_one_is_warned_of() {
 }
 
 #[test]
-fn overrides_for_unknown_clients_are_warned_of() {
-    let named = "{acme: [1/s], x: [1/s], y: [1/s], z: [1/s], v: [1/s]}";
-    let loaded = Place::new().load(overriding("client", named)).unwrap();
-    let [warning] = &*loaded.warnings else { panic!("{:?}", loaded.warnings) };
-    assert!(
-        warning
-            .to_string()
-#[test]
 fn a_pattern_in_a_path_is_warned_of() {
     let warned = |matches: &str| {
         let text =
@@ -1563,6 +1563,14 @@ fn a_pattern_in_a_path_is_warned_of() {
     }
 }
 
+#[test]
+fn overrides_for_unknown_clients_are_warned_of() {
+    let named = "{acme: [1/s], x: [1/s], y: [1/s], z: [1/s], v: [1/s]}";
+    let loaded = Place::new().load(overriding("client", named)).unwrap();
+    let [warning] = &*loaded.warnings else { panic!("{:?}", loaded.warnings) };
+    assert!(
+        warning
+            .to_string()
             .ends_with("limiters.a.overrides.x: no client is named \"x\", and 3 further values name none"),
         "{warning}"
     );

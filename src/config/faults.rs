@@ -9,6 +9,18 @@ use super::units::{self, DURATION_UNITS, SIZE_UNITS};
 /// The windows of the calendar, beside durations.
 const CALENDAR_UNITS: [&str; 2] = ["w", "mo"];
 
+/// Returns the fault of a key's colon, by the character behind it, which is no space.
+pub(crate) fn colon(key: &str, next: Option<char>) -> String {
+    let key = quoted(key);
+    let space = match next {
+        Some('\t') => "a tab",
+        Some('\u{a0}' | '\u{202f}') => "a no-break space",
+        Some(other) if other.is_whitespace() => "a space of another kind",
+        _ => return format!("a space is missing after the colon of {key}"),
+    };
+    format!("{space} stands behind the colon of {key}; use a space")
+}
+
 /// Returns the fault of a duration.
 pub(crate) fn duration(text: &str) -> String {
     amount(text, &duration_units(), "10s")

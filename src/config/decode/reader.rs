@@ -10,6 +10,7 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
+use crate::config::faults;
 use crate::config::problem::{quoted, unknown};
 use crate::config::yaml::{Entry, Kind, Node, Origin, Scalar, Value};
 
@@ -115,8 +116,8 @@ impl de::Error for Error {
     fn unknown_field(field: &str, expected: &'static [&'static str]) -> Error {
         // Inside `{ }`, `level:info` is a key without a value. What stands behind the colon may be a secret.
         let name = match field.split_once(':') {
-            Some((name, _)) if expected.contains(&name) => {
-                return Error::new(format!("a space is missing after the colon of {}", quoted(name)));
+            Some((name, rest)) if expected.contains(&name) => {
+                return Error::new(faults::colon(name, rest.chars().next()));
             }
             Some((name, _)) => name,
             None => field,
@@ -158,8 +159,10 @@ impl<'a> Reader<'a> {
             },
         };
         let mut error = Error::instead(expected, found);
-        if let (Some(key), true) = (self.node.text().and_then(joined_key), expected.ends_with("a mapping")) {
-            error.message = format!("a space is missing after the colon of {}", quoted(key));
+        if let (Some((key, next)), true) =
+            (self.node.text().and_then(joined_key), expected.ends_with("a mapping"))
+        {
+            error.message = faults::colon(key, Some(next));
             error.instead = None;
         }
         error
@@ -174,11 +177,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns the key of a text such as `drain_delay:5s`, in which a space is missing.
-fn joined_key(text: &str) -> Option<&str> {
+/// Returns the key of a text such as `drain_delay:5s`, in which a space is missing, and the character behind its colon.
+fn joined_key(text: &str) -> Option<(&str, char)> {
     let (key, value) = text.split_once(':')?;
     let is_key = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
-    (is_key && !value.is_empty() && !value.starts_with("//")).then_some(key)
+    let next = value.chars().next()?;
+    (is_key && !value.starts_with("//")).then_some((key, next))
 }
 
 impl<'de> Deserializer<'de> for Reader<'_> {

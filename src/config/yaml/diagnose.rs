@@ -5,7 +5,8 @@
 use std::iter::Peekable;
 use std::str::Chars;
 
-use crate::config::problem::{Mark, quoted};
+use crate::config::faults;
+use crate::config::problem::Mark;
 
 /// Returns the place and the cause of an error that the parser found at `error`, for these reasons.
 pub(super) fn diagnose(text: &str, error: Mark, info: &str) -> Option<(Mark, String)> {
@@ -21,7 +22,7 @@ pub(super) fn diagnose(text: &str, error: Mark, info: &str) -> Option<(Mark, Str
             format!("{info}; inside `{{ }}` or `[ ]` a value with `${{...}}` needs quotes"),
         ));
     }
-    if let Some(found) = missing_space(text, error) {
+    if let Some(found) = missing_space(text, error, info) {
         return Some(found);
     }
     if info.contains("mapping values are not allowed") && has_second_colon(line, error.column) {
@@ -118,26 +119,28 @@ impl Scanner<'_> {
     }
 }
 
-/// Returns the place behind a key's colon that no space follows: on the line of an error, or on the last one before it.
-fn missing_space(text: &str, error: Mark) -> Option<(Mark, String)> {
+/// Returns the place behind a key's colon that no space follows: on the line of an error, or on the last one before it. A tab is often
+/// valid there, so it is the fault only if the parser says so.
+fn missing_space(text: &str, error: Mark, info: &str) -> Option<(Mark, String)> {
+    let is_tab_valid = !info.contains("valid YAML whitespace");
     let lines = (1..=error.line).zip(text.lines());
     let written = lines.filter(|(_, line)| !matches!(line.trim_start().chars().next(), None | Some('#')));
     written.collect::<Vec<_>>().into_iter().rev().take(2).find_map(|(number, line)| {
-        let (key, column) = joined_key(line)?;
-        let message = format!("a space is missing after the colon of {}", quoted(key));
-        Some((Mark { line: number, column }, message))
+        let (key, next, column) = joined_key(line)?;
+        let is_fault = next != '\t' || !is_tab_valid;
+        is_fault.then(|| (Mark { line: number, column }, faults::colon(key, Some(next))))
     })
 }
 
-/// Returns the key of a line that is followed by a colon without a space, and the column behind the colon.
-fn joined_key(line: &str) -> Option<(&str, u32)> {
+/// Returns the key of a line that is followed by a colon without a space, the character behind the colon, and its column.
+fn joined_key(line: &str) -> Option<(&str, char, u32)> {
     let content = line.trim_start_matches([' ', '-']);
     let (key, rest) = content.split_once(':')?;
     let is_key =
         !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte));
-    let is_joined = rest.chars().next().is_some_and(|next| !next.is_whitespace());
+    let next = rest.chars().next().filter(|next| *next != ' ' && is_key)?;
     let column = line.chars().count() - rest.chars().count() + 1;
-    (is_key && is_joined).then_some((key, u32::try_from(column).unwrap_or(u32::MAX)))
+    Some((key, next, u32::try_from(column).unwrap_or(u32::MAX)))
 }
 
 /// Returns whether the colon at a column is not the first one of its line that ends a key.

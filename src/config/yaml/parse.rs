@@ -393,6 +393,12 @@ mod tests {
                 "2:12: not valid YAML: a space is missing after the colon",
             ),
             ("- name:a\n  limiter: b", "1:8: not valid YAML: a space is missing after the colon of \"name\""),
+            ("listen:\ta\n", "1:8: not valid YAML: a tab stands behind the colon of \"listen\"; use a space"),
+            (
+                "listen:\u{a0}a\nlog: b",
+                "1:8: not valid YAML: a no-break space stands behind the colon of \"listen\"; use a space",
+            ),
+            ("a: {b: [}\nc:\t[]", "1:"),
             ("- name: a: b", "1:10: not valid YAML: a text with a colon and a space in it needs quotes"),
             (
                 "a: {b: Bearer ${X}}",
