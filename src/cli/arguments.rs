@@ -210,9 +210,9 @@ Examples:
 
 const CHECK_HELP: &str = "\
 Nothing is started, and only the store is contacted, with --store. `${VAR}` and
-`${file:PATH}` are replaced, so the variables and files must exist. Warnings name a
-limiter that no route uses, a route that can never match, and a route without a
-limiter; with --strict they make it exit 1. `-` is standard input.
+`${file:PATH}` are replaced, so the variables and files must exist. Warnings name
+what is valid and hardly meant, such as a limiter that no route uses, a route that can
+never match, and `*` in a path; with --strict they make it exit 1. `-` is standard input.
 
 Examples:
   weir check --config config/weir.yaml
@@ -272,7 +272,8 @@ Examples:
   weir reset dingtalk --partition corp-7";
 
 const REPLICAS_HELP: &str = "\
-A replica that has been silent for 15 s is not listed. All replicas should have the
+SEEN is when a replica last spoke to the store; up to 10 s ago is usual. A replica that
+has been silent for 15 s is not listed. All replicas should have the
 same configuration; while they do not, the strictest limits hold for all.
 
 Examples:
