@@ -3,6 +3,7 @@
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 
+use crate::support::raw::exchange;
 use crate::support::weir::with_preamble;
 use crate::support::{Connection, PATIENCE, Request, Upstream, Weir, eventually, lane, one_route};
 
@@ -71,6 +72,28 @@ async fn everything_that_was_logged_before_the_end_is_written() {
     weir.sigterm();
     assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(0));
     eventually("every line", PATIENCE, async || weir.log().matches("\"/counted\"").count() == 1600).await;
+}
+
+/// Such a client gets a bare 400, and there is no line in the access log.
+#[tokio::test]
+async fn a_head_that_cannot_be_parsed_is_told_with_its_client() {
+    let _lane = lane::shared().await;
+    let upstream = Upstream::start();
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("weir.yaml");
+    let config = with_preamble(&one_route(&upstream.url())).replace("level: info", "level: debug");
+    std::fs::write(&path, config).unwrap();
+    let weir = Weir::start_at(&path).await;
+    let read = exchange(&weir.host(), b"GET / HTTP/1.1\r\nno colon\r\n\r\n").await;
+    assert!(read.starts_with("HTTP/1.1 400 "), "{read}");
+    eventually("its line", PATIENCE, async || {
+        weir.log().lines().any(|line| {
+            let words =
+                ["connection ended with an error", "invalid HTTP header", "\"client_ip\":\"127.0.0.1\""];
+            words.iter().all(|word| line.contains(word))
+        })
+    })
+    .await;
 }
 
 /// `/dev/full` refuses each write like a full disk.

@@ -93,7 +93,8 @@ impl AsyncRead for ClientIo {
                 client.activity.received();
             }
             if line.names_another_protocol(received) {
-                tracing::debug!("a client speaks another protocol than HTTP");
+                let client_ip = client.peer.to_canonical();
+                tracing::debug!(%client_ip, "a client speaks another protocol than HTTP");
                 // The client would not understand a response, so it is treated as if it had left.
                 buffer.set_filled(before);
             }

@@ -63,7 +63,7 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
     client.secure = tls.is_some();
     let opened = tokio::select! {
         biased;
-        opened = timeout(server.header_timeout, protocol::open(stream, tls)) => opened,
+        opened = timeout(server.header_timeout, protocol::open(stream, tls, client.peer)) => opened,
         // Until then the first request may come.
         () = client.signals.refuse.cancelled() => return,
     };
@@ -165,7 +165,7 @@ fn http2(server: &Server, begun: Begun) -> http2::Builder<Begun> {
 ///
 /// At shutdown an HTTP/2 client learns at once that it may send no further request. A client of HTTP/1 learns it with its last
 /// response: closing an idle connection would break a request that is on its way.
-async fn drive<C: Future>(
+async fn drive<C: Future<Output = hyper::Result<()>>>(
     connection: Pin<Box<C>>,
     finish: impl Fn(Pin<&mut C>),
     protocol: Protocol,
@@ -187,7 +187,14 @@ async fn drive<C: Future>(
             connection.change(&finish);
         }
         loop {
-            if connection.advance(context).is_ready() || cut.poll(context).is_ready() {
+            if let Poll::Ready(ended) = connection.advance(context) {
+                if let Err(error) = ended {
+                    let client_ip = client.peer.to_canonical();
+                    tracing::debug!(%client_ip, %error, "a client's connection ended with an error");
+                }
+                return Poll::Ready(());
+            }
+            if cut.poll(context).is_ready() {
                 return Poll::Ready(());
             }
             let silence = match closing_since {

@@ -2,6 +2,8 @@
 //!
 //! Reads no request.
 
+use std::net::IpAddr;
+
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
 
 use super::tls::{Acceptor, Secured, Wire};
@@ -33,14 +35,14 @@ pub(crate) struct Opened {
 }
 
 /// Shakes hands if `tls` is set, and finds the protocol. Returns `None` if the client leaves or breaks the protocol.
-pub(crate) async fn open(stream: Stream, tls: Option<Acceptor>) -> Option<Opened> {
+pub(crate) async fn open(stream: Stream, tls: Option<Acceptor>, peer: IpAddr) -> Option<Opened> {
     let secured = match tls {
         None => Secured { wire: Wire::Left(stream), is_http2: false, names: Vec::new() },
         // Boxed, because the handshake is large and soon over.
         Some(tls) => match Box::pin(tls.accept(stream)).await {
             Ok(secured) => secured,
             Err(error) => {
-                tracing::debug!(%error, "a client's TLS handshake failed");
+                tracing::debug!(client_ip = %peer.to_canonical(), %error, "a client's TLS handshake failed");
                 return None;
             }
         },

@@ -66,6 +66,8 @@ pub(crate) struct Switchable<I, S: HttpService<Incoming>> {
     connection: Option<Http1<I, S>>,
     stage: Stage,
     hand_over: HandOver,
+    /// The fault of a head that hyper could not read, and has answered.
+    fault: Option<hyper::Error>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -84,7 +86,7 @@ where
 {
     /// Wraps a connection.
     pub(crate) fn new(connection: Http1<I, S>, hand_over: HandOver) -> Switchable<I, S> {
-        Switchable { connection: Some(connection), stage: Stage::Serving, hand_over }
+        Switchable { connection: Some(connection), stage: Stage::Serving, hand_over, fault: None }
     }
 
     /// Ends the connection after the requests under way.
@@ -109,7 +111,7 @@ where
         if this.stage == Stage::Serving {
             match ready!(connection.poll_without_shutdown(context)) {
                 // hyper has answered a head that it cannot read, and tells so before it has closed.
-                Err(error) if error.is_parse() => {}
+                Err(error) if error.is_parse() => this.fault = Some(error),
                 ended => ended?,
             }
             this.stage = Stage::Closing;
@@ -124,7 +126,10 @@ where
             }
         }
         match &mut this.connection {
-            Some(connection) => Pin::new(connection).poll(context),
+            Some(connection) => {
+                let ended = ready!(Pin::new(connection).poll(context));
+                Poll::Ready(this.fault.take().map_or(ended, Err))
+            }
             None => Poll::Ready(Ok(())),
         }
     }
