@@ -34,7 +34,6 @@ impl InForce {
     pub(super) fn replace(&self, next: Vec<Arc<ActiveLimiter>>) -> Vec<Arc<ActiveLimiter>> {
         std::mem::replace(&mut *self.limiters.lock().unwrap_or_else(PoisonError::into_inner), next)
     }
-
     /// Passes on what a heartbeat has heard.
     pub(super) fn notify(&self, notice: HeartbeatNotice<'_>) {
         match notice {
