@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{ActionByHand, Cause, Partition, PauseStretch, Reason};
+use crate::limiter::model::{Cause, Partition, PauseStretch};
 use crate::limiter::queue::known_pauses::{KnownPause, KnownPauses};
 use crate::limiter::recovery::session::StoreSession;
 
@@ -64,18 +64,6 @@ impl LimiterPauses {
         self.with(|known, memory, now| {
             let pause = KnownPause { at, until, cause: Some(cause), memory: Some(memory) };
             known.note(partition, pause, memory, now)
-        })
-    }
-
-    /// Takes in an action by hand that the store has. Returns when it was, and when the pause ends; `None` if it changes nothing.
-    pub(in crate::limiter) fn follow_by_hand(&self, action: &ActionByHand) -> Option<(Moment, Moment)> {
-        let ActionByHand { partition, stretch, replica, .. } = *action;
-        let (at, until) = self.session.moments(stretch)?;
-        let cause = Cause { reason: Reason::ByHand, replica };
-        self.with(|known, memory, now| {
-            let pause = KnownPause { at, until, cause: Some(cause), memory: Some(memory) };
-            let is_followed = known.is_news(partition, &pause) && known.note(partition, pause, memory, now);
-            is_followed.then_some((at, until))
         })
     }
 
