@@ -495,7 +495,7 @@ async fn a_limiter_is_paused_and_resumed_by_hand() {
     );
     let unknown = command(&["reset", "none"]).await;
     unknown.assert_code(1);
-    assert!(unknown.output().contains("there is no limiter of this name"), "{}", unknown.output());
+    assert!(unknown.output().contains("unknown limiter \"none\"; known: api"), "{}", unknown.output());
     assert_eq!(fleet[0].tell("/api/limiters/api/destroy").await.status, 404);
 }
 

@@ -108,6 +108,15 @@ fn serve(session: &StoreSession, limiter: &Limiter, seen_for: Micros) {
     session.members().serve(seen_for);
 }
 
+/// The use of a limiter, as the store's answers have told it.
+#[derive(Default)]
+struct Told {
+    /// The partition that is shown for each limit; for the limiter's own first.
+    tightest: Vec<Option<Tightest>>,
+    /// The fleet's usage, as any queue has last heard; not that of a partition.
+    usage: Option<Usage>,
+}
+
 /// A limiter in use. A reload that changes its scope, or whether it is partitioned, makes another one.
 pub(in crate::limiter) struct ActiveLimiter {
     pub(in crate::limiter) name: LimiterName,
@@ -119,10 +128,7 @@ pub(in crate::limiter) struct ActiveLimiter {
     pub(in crate::limiter) counts: Arc<Counts>,
     /// The number of queues of each partition.
     partitions: Mutex<HashMap<Partition, u32>>,
-    /// The partition that is shown for each limit; for the limiter's own first.
-    tightest: Mutex<Vec<Option<Tightest>>>,
-    /// Its usage, as any of its queues has last heard; not that of a partition.
-    heard: Mutex<Option<Usage>>,
+    told: Mutex<Told>,
     /// The pauses that are known of it.
     pub(in crate::limiter) pauses: LimiterPauses,
     /// The partitions that use most and wait longest.
@@ -143,7 +149,7 @@ impl ActiveLimiter {
         let (is_shadow, is_partitioned) =
             (AtomicBool::new(limiter.is_shadow()), limiter.partitioned.is_some());
         let (limiter, metrics) = (ArcSwap::new(limiter), ArcSwap::from_pointee(metrics));
-        let (partitions, tightest, partition_use) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (partitions, partition_use) = (Mutex::default(), Mutex::default());
         let pauses = LimiterPauses::new(session.clone());
         ActiveLimiter {
             name,
@@ -154,8 +160,7 @@ impl ActiveLimiter {
             session,
             counts,
             partitions,
-            tightest,
-            heard: Mutex::default(),
+            told: Mutex::default(),
             pauses,
             partition_use,
             upstream_counts: UpstreamCounts::default(),
@@ -183,7 +188,7 @@ impl ActiveLimiter {
         self.limiter.store(limiter);
         self.metrics.store(Arc::new(metrics));
         // The series of a new limit have no value yet.
-        self.tightest.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.told().tightest.clear();
     }
 
     /// Returns whether the limiter only counts.
@@ -251,7 +256,8 @@ impl ActiveLimiter {
             let limits = limits.map(|(limit, left)| (&limit.label, limit.rate.get(), *left));
             self.of_partitions(|used| used.left(partition, at.0, limits));
         }
-        let mut tightest = self.tightest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.told();
+        let tightest = &mut told.tightest;
         for (place, (limit, left)) in held.limits.iter().zip(available).enumerate() {
             let is_override = held.value().is_some();
             let place = if is_override { by_label(&limit.label) } else { Some(place) };
@@ -272,16 +278,20 @@ impl ActiveLimiter {
     /// Takes in the fleet's usage of the limiter. That of a partition is known to the queues of the partition alone.
     pub(in crate::limiter) fn hear(&self, usage: Usage) {
         if !self.is_partitioned {
-            let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-            if heard.is_none_or(|before| before.at <= usage.at) {
-                *heard = Some(usage);
+            let mut told = self.told();
+            if told.usage.is_none_or(|before| before.at <= usage.at) {
+                told.usage = Some(usage);
             }
         }
     }
 
     /// Returns the fleet's usage of the limiter as any of its queues has last heard of it; `None` for one with partitions.
     pub(in crate::limiter) fn heard(&self) -> Option<Usage> {
-        *self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+        self.told().usage
+    }
+
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does something with the partitions that are counted.
@@ -315,8 +325,11 @@ impl ActiveLimiter {
     /// Returns the permits left of each limit as of the last answer, and its age in microseconds. Of a limiter without partitions.
     pub(in crate::limiter) fn last_available(&self) -> Vec<Option<(u64, u64)>> {
         let now = self.session.moment();
-        let tightest = self.tightest.lock().unwrap_or_else(PoisonError::into_inner);
-        tightest.iter().map(|shown| shown.as_ref().map(|shown| (shown.left, (now - shown.at).0))).collect()
+        let told = self.told();
+        told.tightest
+            .iter()
+            .map(|shown| shown.as_ref().map(|shown| (shown.left, (now - shown.at).0)))
+            .collect()
     }
 
     /// Counts one more queue of a partition.
