@@ -20,13 +20,22 @@ const DIGEST: char = '\u{1}';
 const SCHEME_LENGTH_MAX: usize = 8;
 /// The digits of a digest.
 const DIGEST_LENGTH: usize = 12;
-/// The parent of the classes of a share whose callers are named by a credential.
-const CREDENTIAL_CLASSES: &str = "classes of credentials";
+
+/// The place of a mapping, as far as it tells which of its values are secrets.
+#[derive(Clone, Copy)]
+enum Parent<'a> {
+    /// Below this key.
+    Key(&'a str),
+    /// Among the classes of a share whose callers are named by a credential.
+    CredentialClasses,
+    /// Anywhere else.
+    Other,
+}
 
 /// Converts a tree to JSON without its secrets. Each masked text ends with a digest of the secret, so that changed secrets differ;
 /// [`shown`] removes it.
 pub(crate) fn masked(tree: &Node) -> Json {
-    show(tree, "", false)
+    show(tree, Parent::Other, false)
 }
 
 /// Removes the digests of masked texts.
@@ -73,7 +82,7 @@ pub(crate) fn masked_key(secret: &str) -> String {
 }
 
 /// Shows a node below `parent`.
-fn show(node: &Node, parent: &str, secret: bool) -> Json {
+fn show(node: &Node, parent: Parent<'_>, secret: bool) -> Json {
     match &node.value {
         Value::Scalar(scalar) => show_scalar(scalar, secret),
         Value::List(items) => items.iter().map(|item| show(item, parent, secret)).collect(),
@@ -121,12 +130,12 @@ fn is_credential(part: &Node) -> bool {
 }
 
 /// Returns the parent of what lies below an entry of a mapping.
-fn parent_of<'a>(mapping: &Node, entry: &'a Entry) -> &'a str {
+fn parent_of<'a>(mapping: &Node, entry: &'a Entry) -> Parent<'a> {
     match (entry.key.as_str(), &entry.value.value) {
-        ("classes", _) if shares_by_credential(mapping) => CREDENTIAL_CLASSES,
+        ("classes", _) if shares_by_credential(mapping) => Parent::CredentialClasses,
         // Those of a route have no names for keys.
-        ("limiters", Value::List(_)) => "",
-        (key, _) => key,
+        ("limiters", Value::List(_)) => Parent::Other,
+        (key, _) => Parent::Key(key),
     }
 }
 
@@ -135,17 +144,17 @@ fn show_names(names: &[Entry], secret: bool) -> Json {
     let shown = names.iter().map(|entry| {
         let is_path = entry.key == "file" && entry.value.text().is_some();
         let key = if is_path { entry.key.clone() } else { masked_key(&entry.key) };
-        (key, show(&entry.value, "", secret))
+        (key, show(&entry.value, Parent::Other, secret))
     });
     shown.collect::<Map<String, Json>>().into()
 }
 
 /// Returns whether all values below a key of a parent are secrets.
-fn is_secret(parent: &str, key: &str) -> bool {
+fn is_secret(parent: Parent<'_>, key: &str) -> bool {
     match (parent, key) {
-        ("match", "headers" | "json") | (CREDENTIAL_CLASSES, "of") => true,
+        (Parent::Key("match"), "headers" | "json") | (Parent::CredentialClasses, "of") => true,
         // The name of a limiter, and what a request costs.
-        ("limiters", _) | ("cost", "tokens") => false,
+        (Parent::Key("limiters"), _) | (Parent::Key("cost"), "tokens") => false,
         _ => matches!(key, "token" | "read_token" | "tokens" | "password" | "set_headers"),
     }
 }
@@ -153,7 +162,7 @@ fn is_secret(parent: &str, key: &str) -> bool {
 /// Returns the secrets in a tree that is not interpolated yet.
 pub(crate) fn secrets(tree: &Node) -> Secrets {
     let mut found = Secrets::default();
-    find_secrets(tree, ("", String::new()), false, &mut found);
+    find_secrets(tree, (Parent::Other, String::new()), false, &mut found);
     found
 }
 
@@ -207,7 +216,7 @@ fn is_by_reference(text: &str) -> bool {
 }
 
 /// Finds the secrets in a node below `parent`, at a path.
-fn find_secrets(node: &Node, (parent, path): (&str, String), secret: bool, found: &mut Secrets) {
+fn find_secrets(node: &Node, (parent, path): (Parent<'_>, String), secret: bool, found: &mut Secrets) {
     match &node.value {
         Value::Scalar(scalar) if is_by_reference(&scalar.text) => {}
         Value::Scalar(scalar) if secret || may_hold_password(&scalar.text) => found.marks.push(node.mark),
