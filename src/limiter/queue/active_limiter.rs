@@ -1,4 +1,5 @@
-//! A limiter of this process, as all its queues share it: its configuration, its partitions and its counters.
+//! A limiter of this process, as all its queues share it: its configuration, its partitions, its counters, and what answers of the store
+//! have told of its use.
 //!
 //! Knows no queue.
 
@@ -74,8 +75,6 @@ pub(in crate::limiter) struct Usage {
     pub(in crate::limiter) answered: Micros,
     /// The last booked slot, if it lay in the future.
     pub(in crate::limiter) booked_until: Option<Micros>,
-    /// True if there was an outage since.
-    pub(in crate::limiter) is_old: bool,
 }
 
 impl Usage {

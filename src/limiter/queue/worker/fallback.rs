@@ -34,21 +34,21 @@ impl Worker {
             let rules = limiter_ref.rules.iter().zip(available);
             let used =
                 rules.map(|(rule, left)| rule.capacity().saturating_sub(*left)).fold(*lacking, u64::max);
-            let usage = Usage { used, at: Some(at), answered: answer.now, booked_until, is_old: false };
+            let usage = Usage { used, at: Some(at), answered: answer.now, booked_until };
             instance.active.hear(usage);
             usage
         });
         self.usage = FleetUsage { each: each.collect(), is_old: false };
     }
 
-    /// Returns the fleet's usage of a limiter as this queue was last told; where that is too long ago, as another queue of the limiter was: a
-    /// queue may be idle, or new, while others ask for the limiter all the time.
-    fn usage_of(&self, place: usize) -> Usage {
+    /// Returns the fleet's usage of a limiter as this queue was last told, and whether there was an outage since. Where that is too long ago, it
+    /// is as another queue of the limiter was told: a queue may be idle, or new, while others ask for the limiter all the time.
+    fn usage_of(&self, place: usize) -> (Usage, bool) {
         let own = self.usage.each.get(place).copied().unwrap_or_default();
-        let own = Usage { is_old: self.usage.is_old, ..own };
         let is_stale = |usage: &Usage| usage.is_stale(self.session.away_since(), self.heard_lately());
-        let others = || self.queue.instances[place].active.heard();
-        if is_stale(&own) { others().filter(|other| !is_stale(other)).unwrap_or(own) } else { own }
+        let other = self.queue.instances[place].active.heard().filter(|other| !is_stale(other));
+        let other = other.filter(|_| is_stale(&own)).map(|other| (other, false));
+        other.unwrap_or((own, self.usage.is_old))
     }
 
     /// Charges this replica's memory with its part of the usage at the last contact with the store.
@@ -84,7 +84,7 @@ impl Worker {
         let since = self.session.away_since().map_or_else(|| clock.now(), |since| clock.at(since));
         let places = self.queue.with_policy(OnStoreFailure::Local);
         for (place, limiter_ref) in places.zip(self.local_refs().unwrap_or_default()) {
-            let is_stale = self.usage_of(place).is_stale(self.session.away_since(), self.heard_lately());
+            let is_stale = self.usage_of(place).0.is_stale(self.session.away_since(), self.heard_lately());
             let stale = |rule: &Rule| is_stale.then(|| rule.lacking_max());
             let closed = limiter_ref.rules.iter().filter_map(|rule| stale(rule).or(rule.soon_whole()));
             store.charge_at(clock.now(), &limiter_ref, (since, closed.max().unwrap_or_default()), *replica);
@@ -98,7 +98,7 @@ impl Worker {
         let lately =
             self.session.clock().map(|known| known.earliest(since) - self.heard_lately()).unwrap_or_default();
         for place in self.queue.with_policy(OnStoreFailure::Local) {
-            let Usage { used: all, at, answered, booked_until, is_old } = self.usage_of(place);
+            let (Usage { used: all, at, answered, booked_until }, is_old) = self.usage_of(place);
             // The latest moment that this instant of the store's clock can be; in calendar windows, the one that the share takes it for.
             let last = booked_until.unwrap_or(answered);
             let due = self.session.clock().map(|known| clock.at(known.due(last)));
