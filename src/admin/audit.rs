@@ -11,6 +11,7 @@ use super::access::Right;
 use super::named_partition;
 use crate::config::model::Config;
 use crate::limiter::model::limit::LimiterName;
+use crate::telemetry::AUDIT;
 
 /// The address that a request came from, among the request's extensions.
 #[derive(Clone, Copy)]
@@ -40,6 +41,7 @@ pub(super) fn log(
     let partition = named_partition::logged(config, limiter.as_ref(), request.uri.query());
     let partition = partition.map(tracing::field::display);
     tracing::info!(
+        target: AUDIT,
         act,
         outcome,
         status = status.as_u16(),

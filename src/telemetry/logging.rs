@@ -29,7 +29,7 @@ use super::log_buffer::{LineKind, LogBuffer, LogThread};
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// The target of the lines about actions by hand.
-const AUDIT: &str = "weir::admin::audit";
+pub(crate) const AUDIT: &str = "weir::admin::audit";
 /// The events of OpenTelemetry about each export that fails, which may be one a second. weir tells of them once in a while ([`super::otlp`]).
 const FAILED_EXPORTS: [&str; 4] = [
     "BatchSpanProcessor.ExportError",

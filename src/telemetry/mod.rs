@@ -29,6 +29,7 @@ pub use handles::{
     ClassMetrics, ClassSeries, ClientPermit, ClientPermits, ClientRequests, LimiterMetrics, LimiterSeries,
     RouteMetrics, StoreMetrics, StoreOp, StoreResult,
 };
+pub(crate) use logging::AUDIT;
 pub use logging::Logging;
 pub use metrics::{REQUEST_SECONDS, WAIT_SECONDS};
 pub use outcome::Outcome;
