@@ -152,8 +152,12 @@ impl Inner {
     /// Returns the connections that an owner lends.
     fn exclusive(&self, owner: &str) -> Arc<Exclusive> {
         let mut exclusive = self.exclusive.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || Arc::new(Exclusive::new(self.places.len(), self.create_timeout));
-        Arc::clone(exclusive.entry(owner.to_owned()).or_insert_with(new))
+        if let Some(known) = exclusive.get(owner) {
+            return Arc::clone(known);
+        }
+        let new = Arc::new(Exclusive::new(self.places.len(), self.create_timeout));
+        exclusive.insert(owner.to_owned(), Arc::clone(&new));
+        new
     }
 
     fn place(&self, owner: &impl Hash) -> usize {
