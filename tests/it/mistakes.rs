@@ -1,4 +1,4 @@
-//! What commands say to a mistaken address, token, limiter or path.
+//! The answers of commands to a mistaken address, token, limiter or path.
 
 use crate::support::weir::{run, run_in};
 use crate::support::{Upstream, Weir, lane, one_limiter};

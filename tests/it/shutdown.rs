@@ -9,12 +9,39 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::support::http2::{END_HEADERS, END_STREAM, Event, GET, GOAWAY, HEADERS, Http2, frame, request};
+use crate::support::upstream::Gate;
 use crate::support::{
-    Connection, HeldFile, PATIENCE, RedisServer, Request, Upstream, Weir, client, eventually, lane,
+    Connection, HeldFile, PATIENCE, Pending, RedisServer, Request, Upstream, Weir, client, eventually, lane,
     one_limiter, one_route, poll_for,
 };
 
 const LIMITER: &str = "{limits: [5/1s], queue: {timeout: 30s, max_waiting: 100}}";
+
+/// A weir with a request that its upstream holds.
+struct Busy {
+    weir: Weir,
+    in_flight: Vec<Pending>,
+    gate: Gate,
+    _upstream: Upstream,
+}
+
+impl Busy {
+    async fn start() -> Busy {
+        let upstream = Upstream::start();
+        let gate = upstream.hold("/slow");
+        let weir = Weir::start(&one_limiter("memory", LIMITER, &upstream)).await;
+        let in_flight = weir.begin(1, "/slow");
+        upstream.wait_for(1, PATIENCE).await;
+        Busy { weir, in_flight, gate, _upstream: upstream }
+    }
+
+    /// Lets the request be answered, behind a signal: the client gets the answer, and weir ends.
+    async fn ends_well(mut self) {
+        self.gate.open();
+        assert_eq!(client::answers(self.in_flight).await[0].status, 200);
+        assert_eq!(self.weir.wait_exit(PATIENCE).await.code(), Some(0));
+    }
+}
 
 #[tokio::test]
 async fn requests_in_flight_and_waiting_finish_in_memory() {
@@ -69,17 +96,11 @@ async fn an_idle_weir_ends_soon() {
 #[tokio::test]
 async fn no_new_connection_is_taken_while_draining() {
     let _lane = lane::shared().await;
-    let upstream = Upstream::start();
-    let gate = upstream.hold("/slow");
-    let mut weir = Weir::start(&one_limiter("memory", LIMITER, &upstream)).await;
-    let in_flight = weir.begin(1, "/slow");
-    upstream.wait_for(1, PATIENCE).await;
-    weir.sigterm();
-    let host = weir.host();
+    let busy = Busy::start().await;
+    busy.weir.sigterm();
+    let host = busy.weir.host();
     eventually("a closed door", PATIENCE, async || Connection::open(&host).await.is_err()).await;
-    gate.open();
-    assert_eq!(client::answers(in_flight).await[0].status, 200);
-    assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(0));
+    busy.ends_well().await;
 }
 
 #[tokio::test]
@@ -140,38 +161,29 @@ async fn a_second_signal_ends_weir_at_once() {
 #[tokio::test]
 async fn signals_in_quick_succession_are_one() {
     let _lane = lane::shared().await;
-    let upstream = Upstream::start();
-    let gate = upstream.hold("/slow");
-    let mut weir = Weir::start(&one_limiter("memory", LIMITER, &upstream)).await;
-    let in_flight = weir.begin(1, "/slow");
-    upstream.wait_for(1, PATIENCE).await;
-    weir.sigterm();
-    weir.signal(Signal::INT);
-    eventually("/readyz to say so", PATIENCE, async || weir.ask("/readyz").await.status == 503).await;
-    gate.open();
-    assert_eq!(client::answers(in_flight).await[0].status, 200);
-    assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(0));
+    let busy = Busy::start().await;
+    busy.weir.sigterm();
+    busy.weir.signal(Signal::INT);
+    eventually("/readyz to say so", PATIENCE, async || busy.weir.ask("/readyz").await.status == 503).await;
+    busy.ends_well().await;
 }
 
 #[tokio::test]
 async fn signals_to_open_logs_anew_are_ignored() {
     let _lane = lane::shared().await;
-    let upstream = Upstream::start();
-    let gate = upstream.hold("/slow");
-    let mut weir = Weir::start(&one_limiter("memory", LIMITER, &upstream)).await;
-    let in_flight = weir.begin(1, "/slow");
-    upstream.wait_for(1, PATIENCE).await;
+    let busy = Busy::start().await;
     for (signal, name) in [(Signal::USR1, "SIGUSR1"), (Signal::USR2, "SIGUSR2")] {
-        weir.signal(signal);
+        busy.weir.signal(signal);
         eventually("its line", PATIENCE, async || {
-            weir.log().lines().any(|line| line.contains("logs go to standard error") && line.contains(name))
+            busy.weir
+                .log()
+                .lines()
+                .any(|line| line.contains("logs go to standard error") && line.contains(name))
         })
         .await;
     }
-    gate.open();
-    assert_eq!(client::answers(in_flight).await[0].status, 200);
-    weir.sigterm();
-    assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(0));
+    busy.weir.sigterm();
+    busy.ends_well().await;
 }
 
 /// The answered requests of a client, and what went wrong.

@@ -6,7 +6,6 @@ use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::algorithm::warm_up::WarmUp;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Call, Holding, Outcome, Run};
 use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::heartbeat::Reported;
@@ -365,9 +364,7 @@ fn waiting_permits_move_up_after_a_reset() {
 /// Permits from before a reset come back behind it, and what was booked since stands in the cell where they were.
 #[test]
 fn what_a_reset_has_forgotten_is_not_given_back() {
-    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let rules = fleet.limiter_ref.rules.iter();
-    fleet.limiter_ref.rules = rules.map(|rule| Rule { cell: Micros(4 * SECOND), ..rule.clone() }).collect();
+    let mut fleet = Fleet::with_cells();
     let epoch = fleet.begin(0);
     let before = fleet.ask(600_000, epoch, 6);
     assert_eq!(granted(&before).0, 6);

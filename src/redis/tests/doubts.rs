@@ -156,9 +156,7 @@ fn a_late_report_takes_the_place_of_what_was_charged() {
 /// An operator resets a limit that is closed by what nobody knows. The charge is gone then, and others have the cell where it was.
 #[test]
 fn a_late_report_takes_nothing_back_of_a_charge_that_was_reset() {
-    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let rules = fleet.limiter_ref.rules.iter();
-    fleet.limiter_ref.rules = rules.map(|rule| Rule { cell: Micros(4 * SECOND), ..rule.clone() }).collect();
+    let mut fleet = Fleet::with_cells();
     let second = lose_with_two(&mut fleet, 4, &[(200_000, 3)]);
     fleet.ask(SECOND + 600_000, second, 0);
     assert_eq!(fleet.available(SECOND + 600_000), 0);
@@ -176,9 +174,7 @@ fn a_late_report_takes_nothing_back_of_a_charge_that_was_reset() {
 /// A booking is kept at the latest instant of its cell. With the slots ahead all that was used in it would go.
 #[test]
 fn a_silence_voids_no_use_in_the_cell_of_slots_ahead() {
-    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let rules = fleet.limiter_ref.rules.iter();
-    fleet.limiter_ref.rules = rules.map(|rule| Rule { cell: Micros(4 * SECOND), ..rule.clone() }).collect();
+    let mut fleet = Fleet::with_cells();
     let first = fleet.begin(0);
     let beat = |fleet: &mut Fleet, after, known, epoch| {
         for replica in [1, 2] {

@@ -2,6 +2,7 @@
 
 use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Answer, Call, Outcome, Run};
@@ -33,6 +34,15 @@ impl Fleet {
             rules: [rule].into(),
         };
         Fleet { store: TestStore::start(), run: "one", limiter_ref }
+    }
+
+    /// As many in a window whose bookings are kept in cells of four seconds.
+    pub(super) fn with_cells() -> Fleet {
+        let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+        let rules = fleet.limiter_ref.rules.iter();
+        fleet.limiter_ref.rules =
+            rules.map(|rule| Rule { cell: Micros(4 * SECOND), ..rule.clone() }).collect();
+        fleet
     }
 
     /// Asks for permits that may wait for ten seconds, so many microseconds after the start.
