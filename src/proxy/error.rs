@@ -234,3 +234,8 @@ pub enum ProxyBuildError {
         source: LimiterSetError,
     },
 }
+
+/// Returns the error of HTTP/2 behind one of hyper's.
+pub(crate) fn http2_cause(error: &hyper::Error) -> Option<&h2::Error> {
+    std::error::Error::source(error)?.downcast_ref::<h2::Error>()
+}

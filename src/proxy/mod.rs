@@ -56,7 +56,7 @@ pub use self::upstream::key::Reach;
 use self::upstream::upstream::Upstream;
 use crate::config::Config;
 use crate::limiter::PreparedLimiters;
-use crate::telemetry::{Metrics, Spans};
+use crate::telemetry::{ConnectionErrors, Metrics, Spans};
 use crate::usage::Usage;
 
 /// The time for upstream connections to close when weir ends.
@@ -176,6 +176,10 @@ impl Service for Proxy {
         let table = self.shared.table.load();
         let body_memory = Arc::clone(&self.shared.builder.body_memory);
         Settings { server: Arc::clone(table.server()), tls: table.tls().cloned(), body_memory }
+    }
+
+    fn connection_errors(&self) -> ConnectionErrors {
+        self.shared.builder.metrics.connection_errors()
     }
 
     fn answer(

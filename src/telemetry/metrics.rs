@@ -32,6 +32,7 @@ const BATCH_SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0
 /// The metric families. Each field is named as its metric, without `weir_`.
 pub(super) struct Families {
     pub(super) requests_total: IntCounterVec,
+    pub(super) client_connection_errors_total: IntCounterVec,
     pub(super) request_duration_seconds: HistogramVec,
     pub(super) upstream_duration_seconds: HistogramVec,
     pub(super) upstream_rejections_total: IntCounterVec,
@@ -72,6 +73,8 @@ impl Families {
             requests_total: counters(registry, "weir_requests_total",
                 "Requests answered, by route (empty: no route matched), client (`other`: none of `clients`; `none`: there are no `clients`), \
                  status code and outcome.", &["route", "client", "code", "outcome"]),
+            client_connection_errors_total: counters(registry, "weir_client_connection_errors_total",
+                "Connections that an error of their client has ended, by reason.", &["reason"]),
             request_duration_seconds: histograms(registry, "weir_request_duration_seconds",
                 "Time from a request's head to the end of its response, waits included.", &["route"], REQUEST_SECONDS),
             upstream_duration_seconds: histograms(registry, "weir_upstream_duration_seconds",

@@ -1,7 +1,7 @@
 //! Metrics, logs and traces. The lowest room but the clock: imports no other room of weir.
 //!
 //! - `metrics`: every metric's name, help, labels and buckets.
-//! - `handles`: the series of a route, a client, a limiter and the store, resolved once per label set.
+//! - `handles`: the series of a route, a client, a limiter, the store and clients' errors, resolved once per label set.
 //! - `registry`: all metrics of one weir; creates handles and renders `/metrics`.
 //! - `process`: what the system knows of this process.
 //! - `outcome`: how a request ended, in the words of metrics, logs and traces.
@@ -26,8 +26,8 @@ mod spans;
 
 pub use access_log::{AccessLine, AccessRule};
 pub use handles::{
-    ClassMetrics, ClassSeries, ClientPermit, ClientPermits, ClientRequests, LimiterMetrics, LimiterSeries,
-    RouteMetrics, StoreMetrics, StoreOp, StoreResult,
+    ClassMetrics, ClassSeries, ClientPermit, ClientPermits, ClientRequests, ConnectionError,
+    ConnectionErrors, LimiterMetrics, LimiterSeries, RouteMetrics, StoreMetrics, StoreOp, StoreResult,
 };
 pub(crate) use logging::AUDIT;
 pub use logging::Logging;

@@ -9,8 +9,8 @@ use prometheus::core::{Collector, Metric, MetricVec, MetricVecBuilder};
 use prometheus::{IntCounter, Registry, TextEncoder};
 
 use super::handles::{
-    ClassSeries, ClientPermits, ClientRequests, LimiterMetrics, LimiterSeries, LimiterShared, RouteMetrics,
-    RouteShared, StoreMetrics, by_bucket,
+    ClassSeries, ClientPermits, ClientRequests, ConnectionErrors, LimiterMetrics, LimiterSeries,
+    LimiterShared, RouteMetrics, RouteShared, StoreMetrics, by_bucket,
 };
 use super::metrics::{CLASS, Families};
 
@@ -24,6 +24,7 @@ struct Shared {
     registry: Registry,
     families: Families,
     store: StoreMetrics,
+    connection_errors: ConnectionErrors,
 }
 
 impl Metrics {
@@ -37,8 +38,8 @@ impl Metrics {
         for result in ["ok", "error"] {
             families.config_reloads_total.with_label_values(&[result]);
         }
-        let store = StoreMetrics::new(&families);
-        Metrics { shared: Arc::new(Shared { registry, families, store }) }
+        let (store, connection_errors) = (StoreMetrics::new(&families), ConnectionErrors::new(&families));
+        Metrics { shared: Arc::new(Shared { registry, families, store, connection_errors }) }
     }
 
     /// Shows how many tasks are alive.
@@ -106,6 +107,11 @@ impl Metrics {
     /// Returns the handle of the store.
     pub fn store(&self) -> StoreMetrics {
         self.shared.store.clone()
+    }
+
+    /// Returns the counters of connections that an error of their client has ended.
+    pub fn connection_errors(&self) -> ConnectionErrors {
+        self.shared.connection_errors.clone()
     }
 
     /// Returns the counter of dropped log lines.
@@ -318,7 +324,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::telemetry::handles::{ClientPermit, StoreOp, StoreResult};
+    use crate::telemetry::handles::{ClientPermit, ConnectionError, StoreOp, StoreResult};
     use crate::telemetry::outcome::Outcome;
 
     fn limiter(name: &str, limits: &[(&str, u64)]) -> LimiterSeries {
@@ -339,7 +345,7 @@ mod tests {
         metrics.client_permits("none", "l").publish();
         metrics.limiter(limiter("l", &[("5/1s", 5)])).publish();
         let text = metrics.render();
-        let named = "requests_total request_duration_seconds upstream_duration_seconds upstream_rejections_total breaker_open \
+        let named = "requests_total client_connection_errors_total request_duration_seconds upstream_duration_seconds upstream_rejections_total breaker_open \
             permits_total client_permits_total queue_wait_seconds queue_waiting queue_capacity slot_lateness_seconds \
             limiter_limit_permits limiter_available_permits limiter_paused limiter_ready store_calls_total \
             store_call_duration_seconds store_batch_size store_up config_reloads_total \
@@ -437,15 +443,18 @@ mod tests {
     }
 
     #[test]
-    fn store_calls_and_reloads_are_counted() {
+    fn store_calls_errors_of_clients_and_reloads_are_counted() {
         let metrics = Metrics::new();
         metrics.store().called(StoreOp::Inspect, StoreResult::Timeout, Duration::from_millis(100));
         metrics.store().set_up(true);
+        metrics.connection_errors().ended(ConnectionError::OtherProtocol);
         metrics.reload(true, 12.5);
         metrics.reload(false, 13.5);
         let text = metrics.render();
         assert!(has(&text, r#"weir_store_calls_total{op="inspect",result="timeout"} 1"#));
         assert!(has(&text, "weir_store_up 1"));
+        assert!(has(&text, r#"weir_client_connection_errors_total{reason="tls_handshake"} 0"#));
+        assert!(has(&text, r#"weir_client_connection_errors_total{reason="other_protocol"} 1"#));
         assert!(has(&text, r#"weir_config_reloads_total{result="error"} 1"#));
         assert!(has(&text, "weir_config_last_reload_successful 0"));
         assert!(has(&text, "weir_config_last_success_timestamp_seconds 12.5"));

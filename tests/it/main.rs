@@ -22,6 +22,7 @@ mod check_store;
 mod client_leaves;
 mod clients;
 mod command_line;
+mod connection_errors;
 mod costs;
 mod crossing;
 mod dashboard;

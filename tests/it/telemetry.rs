@@ -7,6 +7,7 @@ use crate::support::{PATIENCE, RedisServer, Reply, Upstream, Weir, eventually, l
 /// Name, type, and labels (without a histogram's `le`).
 const METRICS: &[(&str, &str, &[&str])] = &[
     ("weir_requests_total", "counter", &["route", "client", "code", "outcome"]),
+    ("weir_client_connection_errors_total", "counter", &["reason"]),
     ("weir_request_duration_seconds", "histogram", &["route"]),
     ("weir_upstream_duration_seconds", "histogram", &["route"]),
     ("weir_upstream_rejections_total", "counter", &["route", "code"]),

@@ -17,11 +17,11 @@ use super::outgoing::{Keeps, Outgoing};
 use super::plan::Plan;
 use super::record::Record;
 use crate::limiter::Permit;
-use crate::proxy::error::{ConnectError, ProxyError};
+use crate::proxy::error::{ConnectError, ProxyError, http2_cause};
 use crate::proxy::listen::client::Client;
 use crate::proxy::messages::request_body::{self, RequestBody};
 use crate::proxy::messages::upload::{Upload, UploadState};
-use crate::proxy::upstream::connection::{SendError, http2_cause};
+use crate::proxy::upstream::connection::SendError;
 use crate::proxy::upstream::lease::{Lease, Ready};
 use crate::telemetry::Part;
 

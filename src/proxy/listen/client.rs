@@ -17,6 +17,7 @@ use crate::config::model::SubjectName;
 use crate::proxy::net::activity::Activity;
 use crate::proxy::net::stream::{Probe, Stream};
 use crate::proxy::net::unread::Unread;
+use crate::telemetry::ConnectionErrors;
 
 /// The steps of shutdown, in this order, for all connections.
 #[derive(Clone, Default)]
@@ -62,6 +63,8 @@ pub(crate) struct Client {
     pub(crate) signals: Signals,
     /// The owner of tasks that end with the connections.
     pub(crate) tasks: TaskTracker,
+    /// Counts errors of clients that end their connections.
+    pub(crate) errors: ConnectionErrors,
     slot: Slot,
 }
 
@@ -72,12 +75,13 @@ impl Client {
         stream: &Stream,
         signals: Signals,
         tasks: TaskTracker,
+        errors: ConnectionErrors,
         slot: Slot,
     ) -> Client {
         let (probe, activity, unread) = (stream.probe(), Arc::default(), Unread::default());
         let (secure, names) = (false, Vec::new());
         let (early, switch) = (EarlyReader::default(), Switch::default());
-        Client { peer, secure, names, probe, activity, unread, early, switch, signals, tasks, slot }
+        Client { peer, secure, names, probe, activity, unread, early, switch, signals, tasks, errors, slot }
     }
 
     /// Returns the client as the sender of a request.

@@ -16,6 +16,7 @@ use super::linger::Linger;
 use super::protocol::FirstBytes;
 use crate::proxy::net::read_ahead::ReadAhead;
 use crate::proxy::net::windows::OwnFrames;
+use crate::telemetry::ConnectionError;
 
 /// A client's stream: returns the first bytes once more, and watches all bytes.
 pub(crate) struct ClientIo {
@@ -95,6 +96,7 @@ impl AsyncRead for ClientIo {
             if line.names_another_protocol(received) {
                 let client_ip = client.peer.to_canonical();
                 tracing::debug!(%client_ip, "a client speaks another protocol than HTTP");
+                client.errors.ended(ConnectionError::OtherProtocol);
                 // The client would not understand a response, so it is treated as if it had left.
                 buffer.set_filled(before);
             }

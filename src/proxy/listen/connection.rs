@@ -26,6 +26,7 @@ use super::protocol::{self, Opened, Protocol};
 use super::service::{Service, Settings};
 use super::switch::{HandOver, Switchable};
 use crate::config::model::Server;
+use crate::proxy::error::http2_cause;
 use crate::proxy::messages::client_body::ClientBody;
 use crate::proxy::net::activity::Silence;
 use crate::proxy::net::driver::{Alarm, Driver};
@@ -33,6 +34,7 @@ use crate::proxy::net::read_ahead::ReadAhead;
 use crate::proxy::net::stream::Stream;
 use crate::proxy::net::streams::{Begun, Multiplexed};
 use crate::proxy::net::windows::{OwnFrames, Windows};
+use crate::telemetry::ConnectionError;
 
 /// The smallest read buffer that hyper accepts. A smaller limit holds by the size of the head alone.
 const HTTP1_BUFFER_MIN: usize = 8 * 1024;
@@ -63,7 +65,7 @@ pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, servic
     client.secure = tls.is_some();
     let opened = tokio::select! {
         biased;
-        opened = timeout(server.header_timeout, protocol::open(stream, tls, client.peer)) => opened,
+        opened = timeout(server.header_timeout, protocol::open(stream, tls, &client)) => opened,
         // Until then the first request may come.
         () = client.signals.refuse.cancelled() => return,
     };
@@ -191,6 +193,9 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
                 if let Err(error) = ended {
                     let client_ip = client.peer.to_canonical();
                     tracing::debug!(%client_ip, %error, "a client's connection ended with an error");
+                    if let Some(error) = error_of_client(&error) {
+                        client.errors.ended(error);
+                    }
                 }
                 return Poll::Ready(());
             }
@@ -214,4 +219,18 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
         }
     })
     .await;
+}
+
+/// Returns the error of the client that ended a connection; `None` if the client has left, or the connection broke.
+fn error_of_client(error: &hyper::Error) -> Option<ConnectionError> {
+    if error.is_parse() {
+        let is_too_large = error.is_parse_too_large();
+        return Some(if is_too_large {
+            ConnectionError::HeadTooLarge
+        } else {
+            ConnectionError::MalformedHead
+        });
+    }
+    // Found by h2, and not told by the client, which may say why it leaves.
+    http2_cause(error).filter(|cause| cause.is_library()).map(|_| ConnectionError::Http2Protocol)
 }

@@ -17,6 +17,7 @@ use super::service::Service;
 use super::slots::Slots;
 use crate::proxy::net::descriptors::{self, User};
 use crate::proxy::net::stream::Stream;
+use crate::telemetry::ConnectionErrors;
 
 /// The pause after an error that would occur again at once, such as too many open files.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
@@ -48,6 +49,7 @@ pub(crate) async fn serve(
     shutdown: CancellationToken,
 ) -> Drained {
     let acceptor = Acceptor {
+        errors: service.connection_errors(),
         service,
         signals: Signals::default(),
         slots: Arc::new(Slots::default()),
@@ -61,6 +63,7 @@ pub(crate) async fn serve(
 
 struct Acceptor<S> {
     service: S,
+    errors: ConnectionErrors,
     signals: Signals,
     slots: Arc<Slots>,
     tasks: TaskTracker,
@@ -165,7 +168,8 @@ impl<S: Service> Acceptor<S> {
         let Ok(peer) = tcp.peer_addr() else { return };
         let stream = Stream::new(tcp, self.service.settings().server.write_timeout);
         let slot = Slots::take(&self.slots);
-        let client = Client::new(peer.ip(), &stream, self.signals.clone(), self.tasks.clone(), slot);
+        let (signals, tasks, errors) = (self.signals.clone(), self.tasks.clone(), self.errors.clone());
+        let client = Client::new(peer.ip(), &stream, signals, tasks, errors, slot);
         self.tasks.spawn(connection::serve(stream, client, self.service.clone()));
     }
 

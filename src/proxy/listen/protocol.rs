@@ -2,13 +2,13 @@
 //!
 //! Reads no request.
 
-use std::net::IpAddr;
-
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
 
-use super::tls::{Acceptor, Secured, Wire};
+use super::client::Client;
+use super::tls::{Acceptor, Secured, Wire, is_of_tls};
 use crate::config::model::SubjectName;
 use crate::proxy::net::stream::Stream;
+use crate::telemetry::ConnectionError;
 
 /// The first bytes of an HTTP/2 client.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -34,15 +34,20 @@ pub(crate) struct Opened {
     pub(crate) names: Vec<SubjectName>,
 }
 
-/// Shakes hands if `tls` is set, and finds the protocol. Returns `None` if the client leaves or breaks the protocol.
-pub(crate) async fn open(stream: Stream, tls: Option<Acceptor>, peer: IpAddr) -> Option<Opened> {
+/// Shakes hands if `tls` is set, and finds the protocol. Returns `None` if the client leaves or breaks the protocol, of which only the
+/// second is counted.
+pub(crate) async fn open(stream: Stream, tls: Option<Acceptor>, client: &Client) -> Option<Opened> {
+    let client_ip = client.peer.to_canonical();
     let secured = match tls {
         None => Secured { wire: Wire::Left(stream), is_http2: false, names: Vec::new() },
         // Boxed, because the handshake is large and soon over.
         Some(tls) => match Box::pin(tls.accept(stream)).await {
             Ok(secured) => secured,
             Err(error) => {
-                tracing::debug!(client_ip = %peer.to_canonical(), %error, "a client's TLS handshake failed");
+                tracing::debug!(%client_ip, %error, "a client's TLS handshake failed");
+                if is_of_tls(&error) {
+                    client.errors.ended(ConnectionError::TlsHandshake);
+                }
                 return None;
             }
         },
@@ -51,6 +56,8 @@ pub(crate) async fn open(stream: Stream, tls: Option<Acceptor>, peer: IpAddr) ->
     let (protocol, first) = sniff(&mut wire).await?;
     // A client that agreed on HTTP/2 must use it. Another may, by its preface.
     if is_http2 && protocol != Protocol::Http2 {
+        tracing::debug!(%client_ip, "a client has agreed on HTTP/2 and does not speak it");
+        client.errors.ended(ConnectionError::Http2Protocol);
         let _ = wire.shutdown().await;
         return None;
     }

@@ -11,6 +11,7 @@ use super::tls::Acceptor;
 use crate::config::model::Server;
 use crate::proxy::messages::client_body::ClientBody;
 use crate::proxy::net::body_memory::BodyMemory;
+use crate::telemetry::ConnectionErrors;
 
 /// The settings of new connections, as they are in force now.
 pub(crate) struct Settings {
@@ -31,6 +32,9 @@ pub(crate) trait Service: Clone + Send + Sync + Unpin + 'static {
 
     /// Returns the settings in force.
     fn settings(&self) -> Settings;
+
+    /// Returns the counters of connections that an error of their client has ended.
+    fn connection_errors(&self) -> ConnectionErrors;
 
     /// Answers a request. Every error is a response.
     fn answer(

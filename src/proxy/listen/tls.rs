@@ -74,6 +74,11 @@ impl Acceptor {
     }
 }
 
+/// Returns whether a handshake failed by what one side sent, and not because the client has left.
+pub(crate) fn is_of_tls(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|cause| cause.is::<rustls::Error>())
+}
+
 /// Returns the subject alternative names of a verified certificate, in order, of the kinds that can identify a client. A certificate
 /// that cannot be parsed has none.
 fn subject_names(certificate: &[u8]) -> Vec<SubjectName> {

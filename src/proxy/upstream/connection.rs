@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::header_room::HeaderRoom;
+use crate::proxy::error::http2_cause;
 use crate::proxy::messages::end_to_end::is_chunked;
 use crate::proxy::messages::request_body::RequestBody;
 use crate::proxy::messages::response::SWITCHING_PROTOCOLS;
@@ -158,11 +159,6 @@ impl Connection {
             Connection::Http2(_) => step(context),
         }
     }
-}
-
-/// Returns the error of HTTP/2 behind one of hyper's.
-pub(crate) fn http2_cause(error: &hyper::Error) -> Option<&h2::Error> {
-    std::error::Error::source(error)?.downcast_ref::<h2::Error>()
 }
 
 /// Returns whether the body has a transfer coding that nobody would undo, and of which nobody would be told.

@@ -1,9 +1,10 @@
-//! Handles to the series of one route, one client, one limiter, one class of its callers, the store: resolved once per label set, then only atomic additions.
+//! Handles to the series of one route, one client, one limiter, one class of its callers, the store, the errors of clients: resolved once per label set, then only atomic additions.
 //!
 //! Names no metric and knows no configuration: `metrics` has the names, and the caller gives the label values.
 
 mod class;
 mod client;
+mod connection_errors;
 mod limiter;
 mod route;
 mod store;
@@ -12,6 +13,7 @@ use std::sync::LazyLock;
 
 pub use class::{ClassMetrics, ClassSeries};
 pub use client::{ClientPermit, ClientPermits, ClientRequests};
+pub use connection_errors::{ConnectionError, ConnectionErrors};
 pub(super) use limiter::LimiterShared;
 pub use limiter::{LimiterMetrics, LimiterSeries};
 pub use route::RouteMetrics;
