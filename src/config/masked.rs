@@ -24,6 +24,10 @@ const DIGEST_LENGTH: usize = 12;
 /// The place of a mapping, as far as it tells which of its values are secrets.
 #[derive(Clone, Copy)]
 enum Parent<'a> {
+    /// The whole configuration.
+    Root,
+    /// The keys are names that users choose, of limiters or clients.
+    Names,
     /// Below this key.
     Key(&'a str),
     /// Among the classes of a share whose callers are named by a credential.
@@ -35,7 +39,7 @@ enum Parent<'a> {
 /// Converts a tree to JSON without its secrets. Each masked text ends with a digest of the secret, so that changed secrets differ;
 /// [`shown`] removes it.
 pub(crate) fn masked(tree: &Node) -> Json {
-    show(tree, Parent::Other, false)
+    show(tree, Parent::Root, false)
 }
 
 /// Removes the digests of masked texts.
@@ -92,7 +96,7 @@ fn show(node: &Node, parent: Parent<'_>, secret: bool) -> Json {
                 let secret = secret || is_secret(parent, &entry.key);
                 let shown = match secret_names(node, entry) {
                     Some(names) => show_names(names, secret),
-                    None => show(&entry.value, parent_of(node, entry), secret),
+                    None => show(&entry.value, parent_of(parent, node, entry), secret),
                 };
                 (entry.key.clone(), shown)
             })
@@ -129,13 +133,14 @@ fn is_credential(part: &Node) -> bool {
     name.is_some_and(is_secret_name)
 }
 
-/// Returns the parent of what lies below an entry of a mapping.
-fn parent_of<'a>(mapping: &Node, entry: &'a Entry) -> Parent<'a> {
-    match (entry.key.as_str(), &entry.value.value) {
-        ("classes", _) if shares_by_credential(mapping) => Parent::CredentialClasses,
-        // Those of a route have no names for keys.
-        ("limiters", Value::List(_)) => Parent::Other,
-        (key, _) => Parent::Key(key),
+/// Returns the parent of what lies below an entry of a mapping, which is below `parent` itself.
+fn parent_of<'a>(parent: Parent<'_>, mapping: &Node, entry: &'a Entry) -> Parent<'a> {
+    match (parent, entry.key.as_str(), &entry.value.value) {
+        // A limiter or a client with the name of a key is no such key.
+        (Parent::Names, ..) => Parent::Other,
+        (Parent::Root, "limiters" | "clients", Value::Mapping(_)) => Parent::Names,
+        (_, "classes", _) if shares_by_credential(mapping) => Parent::CredentialClasses,
+        (_, key, _) => Parent::Key(key),
     }
 }
 
@@ -153,8 +158,8 @@ fn show_names(names: &[Entry], secret: bool) -> Json {
 fn is_secret(parent: Parent<'_>, key: &str) -> bool {
     match (parent, key) {
         (Parent::Key("match"), "headers" | "json") | (Parent::CredentialClasses, "of") => true,
-        // The name of a limiter, and what a request costs.
-        (Parent::Key("limiters"), _) | (Parent::Key("cost"), "tokens") => false,
+        // What a request costs.
+        (Parent::Names, _) | (Parent::Key("cost"), "tokens") => false,
         _ => matches!(key, "token" | "read_token" | "tokens" | "password" | "set_headers"),
     }
 }
@@ -162,7 +167,7 @@ fn is_secret(parent: Parent<'_>, key: &str) -> bool {
 /// Returns the secrets in a tree that is not interpolated yet.
 pub(crate) fn secrets(tree: &Node) -> Secrets {
     let mut found = Secrets::default();
-    find_secrets(tree, (Parent::Other, String::new()), false, &mut found);
+    find_secrets(tree, (Parent::Root, String::new()), false, &mut found);
     found
 }
 
@@ -235,7 +240,7 @@ fn find_secrets(node: &Node, (parent, path): (Parent<'_>, String), secret: bool,
                     found.mappings.extend(mappings);
                 }
                 let secret = secret || is_secret(parent, &entry.key);
-                find_secrets(&entry.value, (parent_of(node, entry), path), secret, found);
+                find_secrets(&entry.value, (parent_of(parent, node, entry), path), secret, found);
             }
         }
     }
@@ -334,6 +339,21 @@ routes: [{name: one, match: {json: {api_key: sk-live-json}}, upstream: \"http://
         });
         assert_eq!(shown(&masked(&tree)), expected);
         assert_eq!(secrets(&tree).marks.len(), 2, "those of the secrets");
+    }
+
+    #[test]
+    fn a_client_may_have_the_name_of_a_key_and_its_tokens_are_secrets() {
+        let mut report = Report::new(Path::new("f"));
+        let text = "clients: {cost: {tokens: [x]}, limiters: {tokens: [y]}, tokens: {tokens: [z]}, clients: {tokens: [w]}}\n\
+             limiters: {match: {json: [5/1s]}, clients: {token: {tokens: [v]}}}\n";
+        let tree = yaml::parse(text, &mut report).unwrap();
+        let hidden = json!({"tokens": ["***"]});
+        let expected = json!({
+            "clients": {"cost": hidden, "limiters": hidden, "tokens": hidden, "clients": hidden},
+            "limiters": {"match": {"json": ["5/1s"]}, "clients": {"token": hidden}},
+        });
+        assert_eq!(shown(&masked(&tree)), expected);
+        assert_eq!(secrets(&tree).marks.len(), 5);
     }
 
     #[test]
