@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::has_budget_remaining;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::io::poll_read_buf;
 
 use super::tls::{Wire, tcp_of};
@@ -29,6 +29,12 @@ const BLOCK: usize = 64 * 1024;
 const TURN_MAX: u64 = 8 * 1024 * 1024;
 /// The longest time that a request whose turn has come waits for memory to look.
 const LOOK_TIME_MAX: Duration = Duration::from_secs(1);
+/// The bytes behind which more may be on the way: a client that has sent so many may have been stopped by its full window, and its kernel
+/// sends the rest, and the end, only now.
+const STOPPED_BYTES: u64 = BLOCK as u64;
+/// The time in which more of that must arrive, and how often that is waited for.
+const ARRIVES_IN: Duration = Duration::from_millis(20);
+const ARRIVALS_MAX: usize = 5;
 
 /// A client's stream, which hyper and a waiting request share.
 #[derive(Clone)]
@@ -280,13 +286,36 @@ impl EarlyReading<'_> {
 
     /// Waits until all that has arrived was read, or as much as may be. Returns whether the client's stream has ended.
     pub(crate) async fn look(&self) -> bool {
-        let looked = poll_fn(|context| {
-            let _ = self.poll(context);
-            if lock(&self.wire).early.seen == Seen::Unknown { Poll::Pending } else { Poll::Ready(()) }
-        });
+        let looked = async {
+            let mut left = self.look_now().await;
+            for _ in 0..ARRIVALS_MAX {
+                if left == 0 || TURN_MAX - left < STOPPED_BYTES {
+                    break;
+                }
+                sleep(ARRIVES_IN).await;
+                let before = std::mem::replace(&mut left, self.look_now().await);
+                if left == before {
+                    break;
+                }
+            }
+        };
         // Later the memory is held by requests that go upstream slowly.
         let _ = timeout(LOOK_TIME_MAX, looked).await;
         lock(&self.wire).early.seen == Seen::Ended
+    }
+
+    /// Reads what has arrived. Returns how many bytes may still be read: none behind the end.
+    async fn look_now(&self) -> u64 {
+        poll_fn(|context| {
+            let _ = self.poll(context);
+            let early = &lock(&self.wire).early;
+            match early.seen {
+                Seen::Unknown => Poll::Pending,
+                Seen::Looked => Poll::Ready(early.turn_left),
+                Seen::Ended => Poll::Ready(0),
+            }
+        })
+        .await
     }
 }
 
@@ -304,18 +333,49 @@ mod tests {
     use super::*;
     use crate::proxy::net::stream::Stream;
 
+    async fn connection(memory: &Arc<BodyMemory>) -> (TcpStream, EarlyReader, ClientWire) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let wire = ClientWire::new(Wire::Left(Stream::new(
+            listener.accept().await.unwrap().0,
+            Duration::from_secs(60),
+        )));
+        (client, wire.reader(Arc::clone(memory)), wire)
+    }
+
+    /// Waits until something is there to be read.
+    async fn has_arrived(wire: &ClientWire) {
+        poll_fn(|context| tcp_of(&wire.lock().wire).poll_read_ready(context)).await.unwrap();
+    }
+
+    /// As behind a window that was closed until now.
+    #[tokio::test]
+    async fn an_end_that_arrives_a_moment_behind_many_bytes_is_seen() {
+        let memory = Arc::new(BodyMemory::new(0));
+        let (mut client, reader, wire) = connection(&memory).await;
+        client.write_all(&[b'x'; 100_000]).await.unwrap();
+        has_arrived(&wire).await;
+        let reading = reader.begin(1_000_000).expect("a wire");
+        reading.turn_is_near();
+        assert_ne!(reading.look_now().await, TURN_MAX, "something was read");
+        let rest = async {
+            sleep(Duration::from_millis(2)).await;
+            client.write_all(&[b'x'; 100_000]).await.unwrap();
+            drop(client);
+        };
+        let (has_ended, ()) = tokio::join!(reading.look(), rest);
+        assert!(has_ended);
+    }
+
     #[tokio::test]
     async fn announced_bytes_that_are_not_sent_take_no_memory() {
         const MIB: u64 = 1024 * 1024;
-        let (listener, memory) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), BodyMemory::new(4 * MIB));
-        let (memory, mut connections) = (Arc::new(memory), Vec::new());
+        let (memory, mut connections) = (Arc::new(BodyMemory::new(4 * MIB)), Vec::new());
         for _ in 0..4 {
-            let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let (mut client, reader, wire) = connection(&memory).await;
             client.write_all(b"begin").await.unwrap();
-            let served = listener.accept().await.unwrap().0;
-            served.readable().await.unwrap();
-            let wire = ClientWire::new(Wire::Left(Stream::new(served, Duration::from_secs(60))));
-            connections.push((client, wire.reader(Arc::clone(&memory)), wire));
+            has_arrived(&wire).await;
+            connections.push((client, reader, wire));
         }
         let readings: Vec<_> =
             connections.iter().filter_map(|(_, reader, _)| reader.begin(100 * MIB)).collect();
