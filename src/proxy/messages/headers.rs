@@ -198,7 +198,9 @@ pub(crate) fn remove_variables<'n, N: Iterator<Item = &'n HeaderName>>(
 
 /// Removes the headers whose names satisfy a condition.
 fn remove_all(headers: &mut HeaderMap, is_removed: impl Fn(&HeaderName) -> bool) {
-    while let Some(name) = headers.keys().find(|name| is_removed(name)).cloned() {
+    // In one pass: how many names there are a client chooses.
+    let removed: Vec<HeaderName> = headers.keys().filter(|name| is_removed(name)).cloned().collect();
+    for name in removed {
         headers.remove(name);
     }
 }
