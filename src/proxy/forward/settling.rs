@@ -44,7 +44,7 @@ enum Part {
 }
 
 impl Part {
-    fn of<B>(settle: Option<&Settle>, plan: &Plan, answer: &Response<B>) -> Part {
+    fn of<B>((cost, settle): (&Cost, Option<&Settle>), plan: &Plan, answer: &Response<B>) -> Part {
         let (status, headers) = (answer.status(), answer.headers());
         let Some(settle) = settle else { return Part::Nothing };
         if let Some(cost) = settle::cost_settled(status, headers, settle) {
@@ -55,8 +55,8 @@ impl Part {
             // It has not come to a token.
             Some(usage) if usage.refund && response::is_before_any_work(status) => Part::Told(0),
             Some(_) if !status.is_success() => Part::Nothing,
-            // Without a body nothing was asked of a model: the answer repeats the usage of a request before, such as a batch.
-            Some(_) if plan.body_bytes.is_none() => Part::Nothing,
+            // Nothing was estimated, because nothing was asked of a model: the answer repeats the usage of a request before, such as a batch.
+            Some(_) if matches!(cost, Cost::Estimate(_)) && plan.body_bytes.is_none() => Part::Nothing,
             Some(usage) => {
                 numbers(&usage.paths()).map_or(Part::Nothing, |it| Part::Usage(it, Arc::clone(usage)))
             }
@@ -98,9 +98,10 @@ impl Settling {
     pub(crate) fn of<B>(plan: &Plan, response: &Response<B>, receipt: &Receipt) -> Option<Box<Settling>> {
         let rule = &plan.route.rule;
         let parts: Vec<Part> = if rule.charges.is_empty() {
-            vec![Part::of(rule.settle.as_ref(), plan, response)]
+            vec![Part::of((&rule.cost, rule.settle.as_ref()), plan, response)]
         } else {
-            rule.charges.iter().map(|charge| Part::of(charge.settle.as_ref(), plan, response)).collect()
+            let settled = rule.charges.iter().map(|charge| (&charge.cost, charge.settle.as_ref()));
+            settled.map(|settled| Part::of(settled, plan, response)).collect()
         };
         let mut settling = Settling {
             parts,
