@@ -38,9 +38,14 @@ fn files_and_batches_take_no_tokens() {
         [("openai", "/openai/v1"), ("azure-openai", "/azure/openai"), ("azure-openai", "/azure/openai/v1")]
     {
         let of_files = if file == "openai" { "openai-files" } else { "azure-files" };
-        for path in
-            ["/files", "/files/file-1/content", "/uploads/upload_1/parts", "/batches", "/batches/batch_1"]
-        {
+        for path in [
+            "/files",
+            "/files/file-1/content",
+            "/uploads/upload_1/parts",
+            "/containers/c/files",
+            "/batches",
+            "/batches/batch_1",
+        ] {
             assert_limiters(file, ("POST", &format!("{prefix}{path}")), &[of_files]);
         }
     }
@@ -86,6 +91,15 @@ fn an_interaction_of_gemini_has_the_model_of_its_body() {
         (&"gemini-3-pro".into(), &1.into())
     );
     assert_eq!(input["cost"], 1002, "{told}");
+    let body =
+        format!(r#"{{"model": "gemini-3-pro", "messages": "{}", "tools": ["short"]}}"#, "x".repeat(3000));
+    let told = explained("gemini", ("POST", "/gemini/v1beta/openai/chat/completions"), &["-d", &body]);
+    let input = &told["limiters"][1];
+    assert_eq!(
+        (&input["limiter"], &input["partition"]["json:model"], &input["cost"]),
+        (&"gemini-interactions-input".into(), &"gemini-3-pro".into(), &1004.into()),
+        "{told}"
+    );
     let generating = ("POST", "/gemini/v1beta/models/gemini-3-pro:generateContent");
     assert_limiters("gemini", generating, &["gemini-requests", "gemini-input"]);
 }
@@ -97,6 +111,7 @@ fn counting_tokens_is_not_generating() {
         ("/gemini/v1beta/models/gemini-3-pro:batchGenerateContent", "gemini-others"),
         ("/gemini/v1beta/batches/b", "gemini-others"),
         ("/gemini/upload/v1beta/files", "gemini-others"),
+        ("/gemini/upload/v1beta/fileSearchStores/some:uploadToFileSearchStore", "gemini-others"),
         ("/bedrock/model/anthropic.claude-sonnet-4-20250514-v1%3A0/count-tokens", "bedrock-count"),
         (
             "/bedrock/model/arn%3Aaws%3Abedrock%3Aus-east-1%3A1%3Aapplication-inference-profile%2Fabc/count-tokens",

@@ -1,4 +1,5 @@
-//! Gemini: `generateContent`, embeddings, and interactions, which have an `input` and a `usage` of their own.
+//! Gemini: `generateContent`, embeddings, interactions, which have an `input` and a `usage` of their own, and the endpoint for OpenAI's clients,
+//! which has `messages` and `usage.prompt_tokens` (<https://ai.google.dev/gemini-api/docs/openai>).
 //!
 //! By "Rate limits", <https://ai.google.dev/gemini-api/docs/rate-limits>, as others quoted it in November 2026: tokens per minute are those
 //! of the input. It does not say when they are counted, nor whether cached ones are free: they count here, when the request comes, and nothing is given back.
@@ -10,7 +11,7 @@ use crate::config::costs::Combine;
 
 /// The input of a minute.
 pub(super) const GEMINI: Preset = Preset {
-    of: &["contents", "input", "systemInstruction", "system_instruction", "tools", "requests"],
+    of: &["contents", "input", "messages", "systemInstruction", "system_instruction", "tools", "requests"],
     combine: Combine::Input,
     input: &[
         "usageMetadata.promptTokenCount",
@@ -19,6 +20,7 @@ pub(super) const GEMINI: Preset = Preset {
         "usage.totalInputTokens",
         "interaction.usage.total_input_tokens",
         "interaction.usage.totalInputTokens",
+        "usage.prompt_tokens",
     ],
     ..NONE
 };

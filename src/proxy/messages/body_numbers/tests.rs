@@ -139,6 +139,7 @@ fn each_preset_reads_its_providers_answers_however_they_are_cut() {
         ("gemini", JSON, r#"{"usage": {"total_input_tokens": 8, "total_output_tokens": 9}}"#, Some(8)),
         ("gemini", JSON, r#"{"usage": {"totalInputTokens": 8, "totalOutputTokens": 9}}"#, Some(8)),
         ("gemini", EVENTS, INTERACTION_EVENTS, Some(8)),
+        ("gemini", JSON, r#"{"usage": {"prompt_tokens": 8, "completion_tokens": 9}}"#, Some(8)),
         ("bedrock", JSON, converse, Some(666)),
         ("bedrock", JSON, anthropic, Some(2698)),
         ("openai", JSON, r#"{"usage": null}"#, None),
