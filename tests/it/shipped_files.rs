@@ -97,7 +97,7 @@ fn an_interaction_of_gemini_has_the_model_of_its_body() {
     let input = &told["limiters"][1];
     assert_eq!(
         (&input["limiter"], &input["partition"]["json:model"], &input["cost"]),
-        (&"gemini-interactions-input".into(), &"gemini-3-pro".into(), &1004.into()),
+        (&"gemini-interactions-input".into(), &"gemini-3-pro".into(), &1002.into()),
         "{told}"
     );
     let generating = ("POST", "/gemini/v1beta/models/gemini-3-pro:generateContent");
