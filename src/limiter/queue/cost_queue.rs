@@ -266,7 +266,8 @@ impl CostQueue {
             announce(waiter.request);
         }
         self.first_end = first_end;
-        self.is_mixed = self.is_mixed && self.asking().next().is_some();
+        let mut before_last = self.waiters.iter().rev().skip_while(|waiter| waiter.stage == Stage::Asking);
+        self.is_mixed = self.is_mixed && before_last.any(|waiter| waiter.stage == Stage::Asking);
     }
 
     /// Returns the requests that do not know yet that they have to wait, the last one first.
@@ -419,6 +420,7 @@ mod tests {
         let (mut first, mut announced) = (queue(), Vec::new());
         first.announce_until(Moment(20), Micros::ZERO, |request| announced.push(request.0));
         assert_eq!((announced, first.newcomers()), (vec![0], 1));
+        assert!(!first.is_mixed, "those that do not know are the last ones again");
         let mut late = CostQueue::default();
         late.join(waiter(1, 20, Stage::Waiting));
         late.join_in_order(waiter(0, 10, Stage::Asking));
