@@ -39,6 +39,11 @@ impl KnownPause {
         self.is_lifted() || matches!(self.cause, Some(Cause { reason: Reason::ByHand, .. }))
     }
 
+    /// Returns whether the same replica, as far as it is known, set or lifted another.
+    fn is_of_same(&self, other: &KnownPause) -> bool {
+        self.cause.map(|cause| cause.replica) == other.cause.map(|cause| cause.replica)
+    }
+
     /// Returns whether it is the same action as another, heard in another way.
     fn is_same(&self, other: &KnownPause) -> bool {
         let is_near = |one: Moment, two: Moment| one.0.abs_diff(two.0) <= SAME_WITHIN.0;
@@ -69,7 +74,8 @@ pub(in crate::limiter) struct KnownPauses {
 }
 
 impl KnownPauses {
-    /// Takes in a pause, or the end of one. Returns false if a later action, which the store was not told of yet, outranks it.
+    /// Takes in a pause, or the end of one. Returns false if an action that the store was not told of yet outranks it: a later one,
+    /// and one by hand whatever another replica has done, because the store orders both when it is told, and its answer says which holds.
     pub(in crate::limiter) fn note(
         &mut self,
         partition: Option<Partition>,
@@ -88,6 +94,11 @@ impl KnownPauses {
             if known.at > pause.at {
                 return false;
             }
+        }
+        let outranks =
+            |own: &mut KnownPause| own.is_by_hand() && own.memory.is_none() && !own.is_of_same(&pause);
+        if pause.memory.is_some() && self.place(partition).is_some_and(outranks) {
+            return false;
         }
         let goes_on = known.filter(|known| !pause.is_by_hand() && known.until >= pause.until);
         let pause = match (goes_on, pause.memory) {
@@ -122,6 +133,14 @@ impl KnownPauses {
         let pause = known.map_or(heard, |known| KnownPause { until, memory: Some(memory), ..known });
         self.put(partition, pause);
         true
+    }
+
+    /// Returns the latest action on the limiter as a whole, or on one of its partitions alone.
+    fn place(&mut self, partition: Option<Partition>) -> Option<&mut KnownPause> {
+        match partition {
+            None => self.whole.as_mut(),
+            Some(partition) => self.partitions.get_mut(&partition),
+        }
     }
 
     fn put(&mut self, partition: Option<Partition>, pause: KnownPause) {
@@ -164,11 +183,7 @@ impl KnownPauses {
         (memory, until): (u64, Moment),
         now: Moment,
     ) {
-        let known = match partition {
-            None => self.whole.as_mut(),
-            Some(partition) => self.partitions.get_mut(&partition),
-        };
-        if let Some(known) = known.filter(|known| known.at == told.at) {
+        if let Some(known) = self.place(partition).filter(|known| known.at == told.at) {
             (known.memory, known.until) = (Some(memory), until);
         }
         self.prune(memory, now);
@@ -249,6 +264,22 @@ mod tests {
         );
         assert!(known.note(None, by_hand(14, 14, Some(MEMORY)), MEMORY, at(14)), "a resume of all, later");
         assert!(known.is_empty(), "{known:?}");
+    }
+
+    /// Its instant may have been told later than it was.
+    #[test]
+    fn an_action_that_is_heard_does_not_take_the_place_of_an_untold_one() {
+        for heard in [by_hand(11, 60, Some(MEMORY)), upstreams(11, 60, Some(MEMORY))] {
+            let cause = heard.cause.map(|cause| Cause { replica: 2, ..cause });
+            let heard = KnownPause { cause, ..heard };
+            let (mut known, resume) = (KnownPauses::default(), by_hand(10, 10, None));
+            known.note(None, resume, MEMORY, at(10));
+            assert!(!known.note(None, heard, MEMORY, at(12)));
+            assert_eq!(known.unreported(MEMORY, at(12)), [(None, resume)]);
+            known.confirm_report(None, resume, (MEMORY, at(10)), at(12));
+            assert!(known.note(None, heard, MEMORY, at(13)), "the store has been told");
+            assert_eq!(known.of(None), Some(heard));
+        }
     }
 
     #[test]

@@ -204,8 +204,9 @@ impl StoreSession {
     /// It ends no later than its length from now on: that clock may have been stepped since this replica heard it last.
     pub(in crate::limiter) fn moments(&self, stretch: PauseStretch) -> Option<(Moment, Moment)> {
         let (clock, now) = (self.clock()?, self.moment());
-        let until = clock.due(stretch.until.max(stretch.from)).min(now + (stretch.until - stretch.from));
-        Some((clock.due(stretch.from).min(now), until))
+        let until =
+            clock.moment_of(stretch.until.max(stretch.from)).min(now + (stretch.until - stretch.from));
+        Some((clock.moment_of(stretch.from).min(now), until))
     }
 
     /// Gives the heartbeat something to do: the ledger has grants that the store does not have.

@@ -164,7 +164,14 @@ impl StoreClock {
         self.anchor + (distance - drift(distance))
     }
 
-    /// Returns the instant from which a slot is due: the lower bound has reached it.
+    /// Returns the moment at which the store's clock showed an instant, also one before the last answer, or will show it.
+    pub fn moment_of(&self, instant: Micros) -> Moment {
+        let before = self.earliest - instant;
+        if before > Micros::ZERO { self.anchor - before } else { self.due(instant) }
+    }
+
+    /// Returns the instant from which a slot is due: the lower bound has reached it. One that was due already when the last answer came is
+    /// due from then on.
     pub fn due(&self, slot: Micros) -> Moment {
         let distance = (slot - self.earliest).0;
         let slowed = distance
@@ -292,6 +299,14 @@ mod tests {
         assert!(clock.latest(not_before) < shown(10_003), "{not_before:?}");
         assert!(clock.latest(not_before + Micros(10)) >= shown(10_003), "{not_before:?}");
         assert_eq!(clock.not_before(shown(0)), after(2));
+    }
+
+    #[test]
+    fn an_instant_from_before_the_last_answer_was_shown_before_it() {
+        let clock = StoreClock::new(after(8000), after(8002), shown(8001));
+        assert_eq!(clock.moment_of(shown(3001)), after(3002));
+        assert_eq!([8001, 9001].map(|at| clock.moment_of(shown(at))), [after(8002), clock.due(shown(9001))]);
+        assert_eq!(clock.moment_of(Micros::ZERO), Moment::default(), "before this process's clock began");
     }
 
     #[test]

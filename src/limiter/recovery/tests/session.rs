@@ -66,6 +66,24 @@ async fn a_pause_ends_no_later_than_its_length_from_now() {
     assert!(until <= now + Micros(300), "one that ends before it begins has ended: {until:?}");
 }
 
+/// A replica may tell the store of a pause minutes later: of two actions the later one counts, whenever they are heard.
+#[tokio::test(start_paused = true)]
+async fn a_pause_from_before_the_last_answer_has_begun_before_it() {
+    let stage = Stage::new();
+    stage.begin(3, 3);
+    pass(10_000).await;
+    stage.beats().await.unwrap();
+    let (shown, now, second) = (stage.store.clock.now(), stage.session.moment(), Micros::from_millis(1000));
+    let seconds = |count: u64| Micros(count * second.0);
+    let moments = |from, until| stage.session.moments(PauseStretch { from, until });
+    let (from, until) = moments(shown - seconds(5), shown + seconds(60)).unwrap();
+    assert_eq!(from, now - seconds(5));
+    assert!(until > now + seconds(59), "{until:?}");
+    // Over, and lifted.
+    assert_eq!(moments(shown - seconds(5), shown - seconds(2)), Some((now - seconds(5), now - seconds(2))));
+    assert_eq!(moments(shown - seconds(5), Micros::ZERO), Some((now - seconds(5), now - seconds(5))));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_reset_is_followed_once() {
     let (stage, (_, a)) = (Stage::settled().await, any_limiter());
