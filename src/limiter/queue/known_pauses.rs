@@ -175,18 +175,19 @@ impl KnownPauses {
         unreported
     }
 
-    /// Takes in that the store was told, and that the pause ends at a moment by now.
+    /// Takes in that the store was told, and that the pause ends at a moment by now. Returns false if another action has been heard of
+    /// meanwhile, which counts.
     pub(in crate::limiter) fn confirm_report(
         &mut self,
         partition: Option<Partition>,
         told: KnownPause,
         (memory, until): (u64, Moment),
         now: Moment,
-    ) {
-        if let Some(known) = self.place(partition).filter(|known| known.at == told.at) {
-            (known.memory, known.until) = (Some(memory), until);
-        }
+    ) -> bool {
+        let known = self.place(partition).filter(|known| known.at == told.at);
+        let is_known = known.map(|known| (known.memory, known.until) = (Some(memory), until)).is_some();
         self.prune(memory, now);
+        is_known
     }
 
     /// Takes in that the store knew of no pause at the sending of a call. Returns whether the replica keeps to none either.

@@ -104,14 +104,15 @@ impl LimiterPauses {
         self.with(|known, memory, now| known.unreported(memory, now))
     }
 
-    /// Takes in that the store was told of a pause, which ends at a moment by now.
+    /// Takes in that the store was told of a pause, which ends at a moment by now. Returns false if another action has been heard of
+    /// meanwhile, which counts.
     pub(in crate::limiter) fn confirm_report(
         &self,
         partition: Option<Partition>,
         told: KnownPause,
         until: Moment,
-    ) {
-        self.with(|known, memory, now| known.confirm_report(partition, told, (memory, until), now));
+    ) -> bool {
+        self.with(|known, memory, now| known.confirm_report(partition, told, (memory, until), now))
     }
 
     /// Returns whether the limiter, or any of its partitions, is paused.

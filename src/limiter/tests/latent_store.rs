@@ -150,7 +150,15 @@ impl Store for LatentStore {
         if self.is_away.load(Ordering::Relaxed) {
             return ready(Err(StoreError::Away)).boxed();
         }
-        self.store.pause(limiter_ref, pause)
+        async move {
+            let result = self.store.pause(limiter_ref, pause).await;
+            let late_by = *self.late_by.lock().unwrap();
+            if late_by > Duration::ZERO {
+                sleep(late_by).await;
+            }
+            result
+        }
+        .boxed()
     }
 
     fn lease(&self) -> Micros {

@@ -78,6 +78,27 @@ async fn the_store_is_told_of_a_pause_when_it_is_back() {
     keeping.abort();
 }
 
+/// The store has carried out the report of the pause before, and is heard later.
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_to_the_report_of_a_pause_does_not_undo_a_resume() {
+    let fleet = without_store().await;
+    let limiters = fleet.limiters.clone();
+    let keeping = tokio::spawn(async move { limiters.keep().await });
+    assert!(act(&fleet, 600 * SECOND).await);
+    fleet.set_late_by(SECOND / 2);
+    fleet.set_away(false);
+    sleep(SECOND / 4).await;
+    fleet.set_late_by(Duration::ZERO);
+    assert!(!act(&fleet, Duration::ZERO).await, "the store has it");
+    sleep(SECOND).await;
+    assert_eq!(shown(&fleet).await, None);
+    fleet.set_away(true);
+    sleep(A_WHILE).await;
+    let set = limiter_set(&fleet.limiters, &["api"]);
+    timeout(SECOND, pass(&set, &[])).await.expect("nothing pauses it").unwrap();
+    keeping.abort();
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_older_pause_of_the_store_does_not_undo_a_resume() {
     let fleet = fleet(&[limiter("api", 20, 5)], Duration::ZERO, SECOND);

@@ -38,7 +38,9 @@ pub(in crate::limiter) async fn report_pauses(
         let stretch = PauseStretch { from: result.epoch.now, until: result.paused_until };
         let left = session.moments(stretch).filter(|_| stretch.until > stretch.from);
         let until = left.map_or(pause.at, |(_, until)| until);
-        active.pauses.confirm_report(partition, pause, until);
+        if !active.pauses.confirm_report(partition, pause, until) {
+            continue;
+        }
         let lasting = until - session.moment();
         let by_hand = PauseByHand { lasting, ago: Micros::ZERO, replica: fallback.replica };
         // In the next outage this replica is to keep to the same.
