@@ -45,6 +45,8 @@ pub(in crate::limiter) struct OfflineRecord {
     since: Micros,
     /// The part that was sent to the store and not answered yet.
     pending: Option<OfflineGrants>,
+    /// Until when the grants have been sent to the store, or were forgotten with a reset: others may stand in their cell.
+    gone_until: Micros,
 }
 
 /// A part of the offline grants, on its way to the store.
@@ -104,15 +106,18 @@ impl OfflineRecord {
         most.map(|(permits, at)| Entry { at, permits })
     }
 
-    /// Removes permits that were granted and not used.
+    /// Removes permits that were granted and not used. Those that the store may have by now stay.
     pub(in crate::limiter) fn remove(&mut self, windows: &[Rule], at: Micros, permits: u64) {
-        self.granted.uncharge(at, permits, windows);
+        if at > self.gone_until {
+            self.granted.uncharge(at, permits, windows);
+        }
     }
 
     /// Removes the grants up to an instant at which the limiter was reset.
     pub(in crate::limiter) fn reset(&mut self, at: Micros) {
         self.granted = self.granted.split_off(at + Micros::ONE).into();
         self.checkpoints.clear();
+        self.gone_until = self.gone_until.max(at);
     }
 
     /// Returns whether anything has still to be reported to the store.
@@ -125,7 +130,8 @@ impl OfflineRecord {
         if self.pending.is_none() {
             self.prune(now, windows);
             let entries = self.granted.take_until(now + REPORT_AHEAD, windows);
-            if !entries.is_empty() {
+            if let Some(last) = entries.last() {
+                self.gone_until = self.gone_until.max(last.at);
                 let lacking = self.take_lacking();
                 let entries = lacking.into_iter().chain(entries).collect();
                 self.pending = Some(OfflineGrants { number: now.0, entries });

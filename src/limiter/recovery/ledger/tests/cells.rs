@@ -28,6 +28,41 @@ fn used_permits_are_told_though_slots_ahead_in_their_cell_are_void() {
     }
 }
 
+/// Of two outages within a cell, the first one's grants are written back when one of its requests gives something back.
+#[test]
+fn what_was_written_back_is_not_taken_out_of_later_grants() {
+    let rule = Rule {
+        rate: 1000,
+        window: Micros(60_000 * MILLI),
+        cell: Micros(4000 * MILLI),
+        kind: Kind::SlidingWindow(SlidingWindow),
+    };
+    let a = LimiterRef { rules: [rule].into(), ..limiter_ref("a", 1) };
+    let refs = std::slice::from_ref(&a);
+    for is_confirmed in [true, false] {
+        let mut ledger = Ledger::default();
+        ledger.record_offline(at(0), &[part_of(&a)], &[(at(0), 6)]);
+        assert_eq!(unreported(&mut ledger, &a, at(100)), [(at(0), 6)]);
+        if is_confirmed {
+            confirm(&mut ledger, &a, at(100), at(100));
+        }
+        ledger.record_offline(at(1000), &[part_of(&a)], &[(at(1000), 7)]);
+        ledger.remove_offline(refs, &[holding(at(0), 1, 6)]);
+        if !is_confirmed {
+            confirm(&mut ledger, &a, at(1100), at(1100));
+        }
+        ledger.remove_offline(refs, &[holding(at(1000), 1, 2)]);
+        assert_eq!(unreported(&mut ledger, &a, at(1200)), [(at(1000), 5)]);
+    }
+    // Nor out of those from behind a reset.
+    let mut ledger = Ledger::default();
+    ledger.record_offline(at(0), &[part_of(&a)], &[(at(0), 6)]);
+    ledger.reset(&Reset { name: a.name.clone(), partition: None, at: at(100) }, at(100));
+    ledger.record_offline(at(1000), &[part_of(&a)], &[(at(1000), 7)]);
+    ledger.remove_offline(refs, &[holding(at(0), 1, 6)]);
+    assert_eq!(unreported(&mut ledger, &a, at(1200)), [(at(1000), 7)]);
+}
+
 #[test]
 fn past_slots_are_kept_in_cells_and_each_one_ahead_by_itself() {
     let rule = Rule {
