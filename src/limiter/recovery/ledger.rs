@@ -260,8 +260,8 @@ impl Ledger {
             }
             Unreported::Offline(part) => {
                 let moved = |entry: Entry| Entry { at: (store_now + entry.at) - now, ..entry };
-                let confirmed = page.offline.confirm(part.number);
-                confirmed.map(|part| part.entries.into_iter().map(moved).collect()).unwrap_or_default()
+                let confirmed = page.offline.confirm(part.number).map_or(Vec::new(), |part| part.entries);
+                confirmed.into_iter().map(moved).filter(|entry| entry.at > page.reset_at).collect()
             }
         };
         entries.iter().for_each(|entry| page.charge(entry.at, entry.permits, store_now));

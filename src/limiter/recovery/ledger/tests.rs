@@ -1,6 +1,7 @@
 //! The ledger by itself: what it says that the store knows, and what it has to write back.
 
 mod cells;
+mod resets;
 
 use super::*;
 use crate::limiter::arithmetic::algorithm::bucket::Bucket;
