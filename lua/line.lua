@@ -7,7 +7,7 @@
 --   flows        { { flow, class, weight, tag, runs }, ... } with runs of tickets { replica, origin, costs, first, last, count }, ascending
 --                by when the first came. `tag` is how far the flow is ahead of the virtual time of its class
 --   dealt_slots  { { replica, origin, costs, class, deal, slot, count, generations if they are void }, ... } slots that a replica has not said to have
---   callers      { { replica, when it calls again at the latest, the number of its last call, 1 if the line had forgotten it before that }, ... }
+--   callers      { { replica, when it calls again at the latest, the number of its last call, the deal with which it was added }, ... }
 --   spreads      of each class { advised, reviewed, expected, booked, followed }: queue_order.lua
 
 local Line
@@ -181,9 +181,9 @@ do
     line.deal = max(now, line.deal + 1)
     local caller = caller_of(line, replica)
     if caller then
-      caller[2], caller[3], caller[4] = now, call, nil
+      caller[2], caller[3] = now, call
     else
-      caller = { replica, now, call, known > 0 and 1 or nil }
+      caller = { replica, now, call, line.deal }
       line.callers[#line.callers + 1] = caller
     end
     return caller

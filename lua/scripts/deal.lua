@@ -37,7 +37,7 @@
 --                { { place of the want, place of the group, count, 1: too far or 2: queue full, delay, advised delay, 1 if each further one is
 --                advised more, limiter, rule } of requests that may not wait },
 --                { how many permits go until the last request of each want has its own, and how long that waits at most, by turns; negative where the
---                call has looked at enough flows }, 1 if the line had forgotten the caller, who tells of its other wants again, else 0 }
+--                call has looked at enough flows }, 1 if the line has forgotten the caller since the known deal, who tells of its other wants again, else 0 }
 --              A repeated call is answered again and not carried out twice. Requests that it does not know are taken in by the next call.
 -- Atomic:      all keys carry one hash tag, so one cluster slot
 -- Expiry:      every key when nothing in it can matter any more, never earlier
@@ -481,7 +481,8 @@ for _, own in ipairs(line.dealt_slots) do
   if own[1] == replica then dealt[#dealt + 1] = { own[2], own[4], own[6], own[7], own[3] } end
 end
 local answer = cmsgpack.pack({
-  Epoch.answer(epoch, now), rows, last_booked, line.deal, again, dealt, not_taken, last_ones, caller[4] or 0,
+  Epoch.answer(epoch, now), rows, last_booked, line.deal, again, dealt, not_taken, last_ones,
+  known > 0 and known < (caller[4] or 0) and 1 or 0,
 })
 Line.keep(line_key, stored[books + 1], line, now)
 if settle > 0 then Epoch.keep(epoch_key, epoch, now, lives_until) end

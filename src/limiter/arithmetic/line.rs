@@ -99,6 +99,8 @@ struct Caller {
     replica: u64,
     /// When it calls again at the latest.
     calls_by: Micros,
+    /// The deal with which it was added.
+    added: u64,
 }
 
 /// Returns what a request counts for in the share of its flow: the largest of its costs.
@@ -214,7 +216,8 @@ impl Line {
         self.dealt_slots.retain(|dealt| dealt.key.replica != replica);
     }
 
-    /// Takes in that a replica calls, and which slots it has. Returns true if the line has forgotten the replica, which takes itself to be in it.
+    /// Takes in that a replica calls, and which slots it has. Returns true if the line has forgotten the replica since the deal that it
+    /// knows, until it has taken a later answer in.
     pub(in crate::limiter::arithmetic) fn hear(
         &mut self,
         now: Micros,
@@ -226,16 +229,16 @@ impl Line {
         }
         self.dealt_slots.retain(|dealt| dealt.key.replica != replica || dealt.deal > asked.known);
         self.deal = now.0.max(self.deal + 1);
-        let is_forgotten = asked.known > 0 && self.callers.iter().all(|caller| caller.replica != replica);
         self.promise(replica, now);
-        is_forgotten
+        let is_later = |caller: &Caller| caller.replica == replica && asked.known < caller.added;
+        asked.known > 0 && self.callers.iter().any(is_later)
     }
 
     /// Notes when a replica calls again at the latest.
     pub(in crate::limiter::arithmetic) fn promise(&mut self, replica: u64, calls_by: Micros) {
         match self.callers.iter_mut().find(|caller| caller.replica == replica) {
             Some(caller) => caller.calls_by = calls_by,
-            None => self.callers.push(Caller { replica, calls_by }),
+            None => self.callers.push(Caller { replica, calls_by, added: self.deal }),
         }
     }
 

@@ -130,6 +130,6 @@ pub struct LineAnswer {
     pub not_taken: Vec<NotTaken>,
     /// For each want what its last request waits for; `None` where the call has looked at enough flows, and what was told before holds.
     pub lasts: Vec<Option<Last>>,
-    /// True if the line had forgotten the caller before this call: it has none of the requests that the call does not tell of.
+    /// True if the line has forgotten the caller since the deal that it knows: it may have none of the requests that the call does not tell of.
     pub has_forgotten: bool,
 }

@@ -131,7 +131,10 @@ fn a_replica_hears_that_its_line_was_lost_until_it_has_got_an_answer() {
         let forgotten = deal(&call(first, Vec::new(), Vec::new()), 2);
         assert_eq!((has_forgotten(&forgotten), forgotten.line.unwrap().again), (true, Micros::ZERO));
     }
+    // So is the answer to the second one, and the next call has another number.
     let told = deal(&call(first, vec![want(20, 1), want(21, 1)], Vec::new()), 3).line.unwrap();
-    assert!(!told.has_forgotten && told.again > Micros::ZERO, "{told:?}");
+    assert!(told.has_forgotten && told.again > Micros::ZERO, "{told:?}");
     assert_eq!(told.lasts.len(), 2);
+    let heard = deal(&call(told.deal, Vec::new(), Vec::new()), 4);
+    assert!(!has_forgotten(&heard), "it has taken an answer in");
 }
