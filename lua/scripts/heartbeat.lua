@@ -26,7 +26,8 @@
 --            ... }, { whether the next list is complete, whether all members have reported all that matters }, { the key of each state
 --            whose bookings may have to be moved, or were, since `followed` }, the epoch of the earlier layout or 0, { the members
 --            that have not reported to this memory }, { { replica, number, whether it is final, shift, written, text } of each later
---            copy than the caller has } }
+--            copy than the caller has }, { { key, instant, paused until or 0 if it was lifted, replica } of each limiter, or partition, that was
+--            paused or resumed by hand, ascending } }
 -- Atomic:  a single server, or keys of one hash tag
 
 local epoch_key, earlier_key, live_key, moved_key = unpack(KEYS)
@@ -168,8 +169,12 @@ Epoch.keep(epoch_key, epoch, now, now, true)
 redis.call("ZREMRANGEBYSCORE", live_key, "-inf", string.format("%.0f", now))
 Epoch.keep_live(live_key, epoch, now, now)
 
-local resets, rows, is_known = {}, {}, true
+local resets, by_hand, rows, is_known = {}, {}, {}, true
 for index = 1, #epoch.resets, 3 do resets[#resets + 1] = { epoch.resets[index], epoch.resets[index + 1] } end
+for index = 1, #epoch.pauses, 5 do
+  local key, at, till, _, by = unpack(epoch.pauses, index, index + 4)
+  by_hand[#by_hand + 1] = { key, at, till, by }
+end
 for index = 1, #kept, SIZE do
   rows[#rows + 1] = { kept[index], max(kept[index + 2] - now, 0), kept[index + 6] }
   if kept[index + 6] == 1 and kept[index + 5] ~= epoch.version then is_known = false end
@@ -196,5 +201,5 @@ end
 local is_settled = Epoch.knows_all(epoch, now) and Epoch.knows_local(epoch)
 return cmsgpack.pack({
   Epoch.answer(epoch, now), resets, { epoch.version, is_known and 1 or 0 }, rows, { is_complete and 1 or 0, is_settled and 1 or 0 }, moved,
-  Earlier.id or 0, awaited, later,
+  Earlier.id or 0, awaited, later, by_hand,
 })

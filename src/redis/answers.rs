@@ -13,7 +13,7 @@ use crate::limiter::model::epoch::{Epoch, Reset};
 use crate::limiter::model::grant_copy::GrantCopy;
 use crate::limiter::model::heartbeat::{HeartbeatAnswer, Member, Reports};
 use crate::limiter::model::line::{CLASSES_MAX, Dealt, Last, LineAnswer, LineCall, NotTaken};
-use crate::limiter::model::pause::{Cause, Lasting, Reason};
+use crate::limiter::model::pause::{ActionByHand, Cause, Lasting, PauseStretch, Reason};
 use crate::limiter::model::upstream_report::ReportResult;
 use crate::limiter::store::StateView;
 use crate::limiter::{Replica, printable};
@@ -218,6 +218,7 @@ struct HeartbeatRow {
     earlier_epoch: u64,
     awaited: Vec<u64>,
     copies: Vec<(u64, u64, u64, i64, u64, String)>,
+    by_hand: Vec<(String, u64, u64, u64)>,
 }
 
 /// Returns the answer of `heartbeat.lua`. A key of another layout is another version's, and left out.
@@ -232,6 +233,7 @@ pub(super) fn heartbeat(value: &Value) -> Option<HeartbeatAnswer> {
         earlier_epoch,
         awaited,
         copies,
+        by_hand,
     } = unpack(value)?;
     let reset = |(key, at): (String, u64)| {
         let (name, partition) = keys::limiter_of(&key)?;
@@ -251,6 +253,11 @@ pub(super) fn heartbeat(value: &Value) -> Option<HeartbeatAnswer> {
             written: Micros(written),
             text: text.into(),
         };
+    let action = |(key, from, until, replica): (String, u64, u64, u64)| {
+        let (name, partition) = keys::limiter_of(&key)?;
+        let stretch = PauseStretch { from: Micros(from), until: Micros(until) };
+        Some(ActionByHand { name, partition, stretch, replica })
+    };
     Some(HeartbeatAnswer {
         epoch: epoch.into(),
         resets: resets.into_iter().filter_map(reset).collect(),
@@ -262,6 +269,7 @@ pub(super) fn heartbeat(value: &Value) -> Option<HeartbeatAnswer> {
         earlier_epoch,
         awaited,
         copies: copies.into_iter().map(copy).collect(),
+        by_hand: by_hand.into_iter().filter_map(action).collect(),
     })
 }
 

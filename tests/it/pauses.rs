@@ -599,6 +599,37 @@ async fn a_pause_by_hand_outlives_the_memory_of_redis() {
     }
 }
 
+/// The last action by hand counts, however it was heard, and in an outage behind it.
+#[tokio::test]
+async fn a_resume_that_is_not_announced_ends_the_pause_on_all_replicas() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    let limiter = "{limits: [50/1s], key: [header:x-tenant]}";
+    let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
+    let other_is_paused = async |is_paused| {
+        eventually("the other one has heard of it", PATIENCE, async || {
+            fleet[1].metrics().await.sum("weir_limiter_paused", &[("limiter", "api")]) == is_paused
+        })
+        .await;
+    };
+    fleet[0].tell_with("/api/limiters/api/pause", "{\"for\": \"10m\"}").await;
+    other_is_paused(1.0).await;
+    redis.command(&["ACL", "SETUSER", "default", "-publish"]).await;
+    assert_eq!(fleet[0].tell("/api/limiters/api/resume").await.status, 200);
+    other_is_paused(0.0).await;
+    // Nor is a pause missed, nor its end.
+    fleet[0].tell_with("/api/limiters/api/pause", "{\"for\": \"10m\"}").await;
+    other_is_paused(1.0).await;
+    assert_eq!(fleet[1].get("/").await.weir_error(), Some("paused"));
+    assert_eq!(fleet[0].tell("/api/limiters/api/resume").await.status, 200);
+    other_is_paused(0.0).await;
+    drop(redis);
+    eventually("it grants its share", PATIENCE, async || {
+        fleet[1].metrics().await.sum("weir_store_up", &[]) == 0.0 && fleet[1].get("/").await.status == 200
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_pause_is_a_warning_and_no_change_of_the_limits() {
     let _lane = lane::shared().await;

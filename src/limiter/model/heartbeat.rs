@@ -5,6 +5,7 @@ use crate::limiter::model::epoch::{Epoch, Reset};
 use crate::limiter::model::grant_copy::{CopyExchange, GrantCopy};
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::partition::Partition;
+use crate::limiter::model::pause::ActionByHand;
 
 /// A replica that shares a store, as another one knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,6 +76,8 @@ pub struct HeartbeatAnswer {
     pub awaited: Vec<u64>,
     /// Later copies of what members were granted than the caller has.
     pub copies: Vec<GrantCopy>,
+    /// The last actions by hand, ascending.
+    pub by_hand: Vec<ActionByHand>,
 }
 
 /// The reports that members still owe to a store.

@@ -41,7 +41,7 @@ pub use line::{
 };
 pub use outcome::{Outcome, RetryDelay, Violated};
 pub use partition::Partition;
-pub use pause::{Cause, Lasting, PAUSE_MAX, PauseByHand, PauseRequest, PauseStretch, Reason};
+pub use pause::{ActionByHand, Cause, Lasting, PAUSE_MAX, PauseByHand, PauseRequest, PauseStretch, Reason};
 pub use queue_limits::QueueLimits;
 pub use quota_share::{Bound, Class, Flow, Member as ClassMember, QuotaShare};
 pub use refusal::Refusal;

@@ -1,6 +1,8 @@
 //! Pauses of a limiter, as they pass between rooms. Their state is kept by `arithmetic::pause`.
 
 use crate::clock::Micros;
+use crate::limiter::model::limit::LimiterName;
+use crate::limiter::model::partition::Partition;
 
 /// The longest pause that can be configured, or made by hand.
 pub const PAUSE_MAX: Micros = Micros::from_millis(24 * 3_600_000);
@@ -74,4 +76,17 @@ pub struct PauseStretch {
     pub from: Micros,
     /// The end of the pause.
     pub until: Micros,
+}
+
+/// The last action by hand on a limiter, or on one of its partitions, that a store has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ActionByHand {
+    /// The limiter.
+    pub name: LimiterName,
+    /// The partition; all of them if `None`.
+    pub partition: Option<Partition>,
+    /// The pause; it ends before it begins where one was lifted.
+    pub stretch: PauseStretch,
+    /// The replica that was asked for it.
+    pub replica: u64,
 }

@@ -115,6 +115,13 @@ impl KnownPauses {
         true
     }
 
+    /// Returns whether an action by hand that the store has is later than what is known, or tells what is only known by its end.
+    pub(in crate::limiter) fn is_news(&self, partition: Option<Partition>, action: &KnownPause) -> bool {
+        let is_outranked =
+            |known: KnownPause| known.at >= action.at && (known.cause.is_some() || action.is_lifted());
+        !self.of(partition).is_some_and(is_outranked)
+    }
+
     /// Takes in the end of a pause that an answer of the store names. Returns false if an action that the store was not told of yet
     /// outranks it.
     pub(in crate::limiter) fn note_end(
@@ -159,6 +166,11 @@ impl KnownPauses {
     pub(in crate::limiter) fn of(&self, partition: Option<Partition>) -> Option<KnownPause> {
         let part = partition.and_then(|partition| self.partitions.get(&partition)).copied();
         part.into_iter().chain(self.whole).max_by_key(|pause| pause.at)
+    }
+
+    /// Returns whether the store has to be told of the latest action on the limiter, or on one of its partitions.
+    pub(in crate::limiter) fn is_unreported(&self, partition: Option<Partition>, memory: u64) -> bool {
+        self.of(partition).is_some_and(|known| known.is_unreported(memory))
     }
 
     /// Returns what the store has to be told, in the order of the actions.
@@ -316,6 +328,23 @@ mod tests {
         assert!(!known.ended(None, MEMORY, at(10)), "the call was sent before the pause");
         assert!(known.ended(None, MEMORY, at(11)));
         assert!(known.is_empty());
+    }
+
+    #[test]
+    fn an_action_by_hand_that_was_not_announced_is_news_unless_a_later_one_is_known() {
+        let mut known = KnownPauses::default();
+        assert!(known.is_news(None, &by_hand(10, 60, Some(MEMORY))));
+        known.note(None, by_hand(10, 60, Some(MEMORY)), MEMORY, at(10));
+        assert!(!known.is_news(None, &by_hand(10, 60, Some(MEMORY))));
+        assert!(!known.is_news(None, &by_hand(9, 9, Some(MEMORY))), "a resume from before");
+        assert!(known.is_news(None, &by_hand(11, 11, Some(MEMORY))));
+        known.note(None, upstreams(12, 90, Some(MEMORY)), MEMORY, at(12));
+        assert!(!known.is_news(None, &by_hand(11, 11, Some(MEMORY))), "the upstream has asked since");
+        // Only the end of a pause is known, by an answer that came later than the action.
+        let mut heard = KnownPauses::default();
+        heard.note_end(None, at(60), MEMORY, at(13));
+        assert!(heard.is_news(None, &by_hand(10, 60, Some(MEMORY))));
+        assert!(!heard.is_news(None, &by_hand(10, 10, Some(MEMORY))), "the pause may be a later one");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{Cause, Partition, PauseStretch};
+use crate::limiter::model::{ActionByHand, Cause, Partition, PauseStretch, Reason};
 use crate::limiter::queue::known_pauses::{KnownPause, KnownPauses};
 use crate::limiter::recovery::session::StoreSession;
 
@@ -67,6 +67,23 @@ impl LimiterPauses {
         })
     }
 
+    /// Takes in an action by hand that the store has. Returns when it was, and when the pause ends; `None` if it changes nothing. It is told
+    /// again while an action is known that the store has still to be told of: its answer to that says which of them holds.
+    pub(in crate::limiter) fn follow_by_hand(&self, action: &ActionByHand) -> Option<(Moment, Moment)> {
+        let ActionByHand { partition, stretch, replica, .. } = *action;
+        let (at, until) = self.session.moments(stretch)?;
+        let cause = Cause { reason: Reason::ByHand, replica };
+        let (is_followed, is_unreported) = self.with(|known, memory, now| {
+            let pause = KnownPause { at, until, cause: Some(cause), memory: Some(memory) };
+            let is_followed = known.is_news(partition, &pause) && known.note(partition, pause, memory, now);
+            (is_followed, known.is_unreported(partition, memory))
+        });
+        if is_unreported {
+            self.session.hear_again(action);
+        }
+        is_followed.then_some((at, until))
+    }
+
     /// Takes in the end of a pause that an answer of the store names. Returns false if an action that the store was not told of
     /// yet outranks it.
     pub(in crate::limiter) fn note_end(&self, partition: Option<Partition>, until: Moment) -> bool {
@@ -118,5 +135,59 @@ impl LimiterPauses {
     /// Returns whether the limiter, or any of its partitions, is paused.
     pub(in crate::limiter) fn is_paused(&self) -> bool {
         self.has_any() && self.with(|known, _, now| known.is_paused(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::limiter::model::{Epoch, HeartbeatAnswer, LimiterName};
+    use crate::limiter::tests::latent_store::LatentStore;
+
+    const SECOND: Micros = Micros::from_millis(1000);
+
+    /// One that another replica has told the store of, of which this one hears first with a heartbeat.
+    #[tokio::test(start_paused = true)]
+    async fn an_action_by_hand_is_heard_again_once_the_store_was_told_of_this_replicas_own() {
+        let clock = Clock::of_runtime();
+        let session = Arc::new(StoreSession::new(LatentStore::new(clock, Duration::ZERO), clock));
+        let answered = || {
+            let epoch = Epoch { now: clock.now(), id: 1, memory: 1, ..Epoch::default() };
+            session.answered(session.moment(), epoch);
+        };
+        let pauses = LimiterPauses::new(session.clone());
+        answered();
+        sleep(Duration::from_secs(10)).await;
+        let resume = Cause { reason: Reason::ByHand, replica: 1 };
+        let resumed_at = pauses.pause_locally(None, session.moment(), resume);
+        sleep(Duration::from_secs(5)).await;
+        answered();
+        for before in [6, 1] {
+            let from = clock.now() - Micros(before * SECOND.0);
+            let stretch = PauseStretch { from, until: clock.now() + SECOND + SECOND };
+            let name = LimiterName::parse("api").unwrap();
+            let action = ActionByHand { name, partition: None, stretch, replica: 2 };
+            let answer = HeartbeatAnswer { by_hand: vec![action.clone()], ..HeartbeatAnswer::default() };
+            for _ in 0..2 {
+                assert_eq!(session.take_by_hand(&answer), answer.by_hand);
+                assert_eq!(pauses.follow_by_hand(&action), None, "the store is told of the resume first");
+                assert_eq!(pauses.unreported().len(), 1);
+            }
+            if before == 6 {
+                continue;
+            }
+            // The store answers that the pause holds, which was later.
+            let (_, told) = pauses.unreported()[0];
+            assert_eq!(told.at, resumed_at);
+            assert!(pauses.confirm_report(None, told, session.moments(stretch).unwrap().1));
+            assert_eq!(session.take_by_hand(&answer), answer.by_hand);
+            assert_eq!(pauses.follow_by_hand(&action), session.moments(stretch));
+            assert!(session.take_by_hand(&answer).is_empty() && pauses.is_paused());
+        }
     }
 }

@@ -16,7 +16,7 @@ use tokio::time::{Duration, sleep, timeout};
 use tracing::debug;
 
 use crate::clock::{Micros, Moment};
-use crate::limiter::model::{CopyExchange, Heartbeat, HeartbeatAnswer, Moved, Reported};
+use crate::limiter::model::{ActionByHand, CopyExchange, Heartbeat, HeartbeatAnswer, Moved, Reported};
 use crate::limiter::recovery::copies::OwnCopy;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::link::{Link, SessionEvent};
@@ -42,6 +42,8 @@ pub(in crate::limiter) enum HeartbeatNotice<'a> {
     Moved(&'a [Moved], Micros),
     /// Bookings of any limiter may be moved by the next call, as of an instant of the store's clock.
     AllMoved(Micros),
+    /// Limiters, or partitions, were paused or resumed by hand.
+    ByHand(&'a [ActionByHand]),
 }
 
 /// The heartbeat of one session.
@@ -170,7 +172,7 @@ fn has_reported(session: &StoreSession, heartbeat: &Heartbeat) -> bool {
     current.epoch != 0 && heartbeat.reported == current && !session.ledger().has_unreported()
 }
 
-/// Tells queues which bookings were moved, as the answer to a heartbeat names them.
+/// Tells queues which bookings were moved, and of actions by hand, as the answer to a heartbeat names them.
 ///
 /// Invariant: a queue is told before the session says that queues have been told, on which their leases go by.
 fn tell_moves(
@@ -187,6 +189,10 @@ fn tell_moves(
     let moved = answer.moved.as_deref().unwrap_or_default();
     if !moved.is_empty() {
         tell(HeartbeatNotice::Moved(moved, at));
+    }
+    let by_hand = session.take_by_hand(answer);
+    if !by_hand.is_empty() {
+        tell(HeartbeatNotice::ByHand(&by_hand));
     }
     let is_complete = answer.moved.is_some();
     session.on(SessionEvent::MovesTold { sent, epoch: answer.epoch, is_complete }, session.moment());

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use crate::clock::{Clock, Micros, Moment};
-use crate::limiter::model::{Epoch, HeartbeatAnswer, PauseStretch};
+use crate::limiter::model::{ActionByHand, Epoch, HeartbeatAnswer, PauseStretch};
 use crate::limiter::recovery::copies::Copies;
 use crate::limiter::recovery::earlier_layout::EarlierLayout;
 use crate::limiter::recovery::fallback::Fallback;
@@ -34,6 +34,8 @@ pub(in crate::limiter) struct StoreSession {
     members: Mutex<Members>,
     copies: Mutex<Copies>,
     ledger: Mutex<Ledger>,
+    /// The actions by hand that the last heartbeat's answer told of.
+    by_hand: Mutex<Vec<ActionByHand>>,
     /// One more than the epoch whose slots may be used; zero if none may be. Read for each permit, so it stands outside the lock.
     usable: AtomicU64,
     /// Wakes the heartbeat.
@@ -68,6 +70,7 @@ impl StoreSession {
             members: Mutex::default(),
             copies: Mutex::default(),
             ledger: Mutex::default(),
+            by_hand: Mutex::default(),
             usable: AtomicU64::new(1),
             changed: Notify::new(),
         }
@@ -166,6 +169,19 @@ impl StoreSession {
             self.on(SessionEvent::ResetsFollowed(reset.at), self.moment());
             info!(limiter = %reset.name, "reset: earlier use no longer counts");
         }
+    }
+
+    /// Returns the actions by hand of an answer that the one before did not tell of.
+    pub(in crate::limiter) fn take_by_hand(&self, answer: &HeartbeatAnswer) -> Vec<ActionByHand> {
+        let mut told = self.by_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let untold = answer.by_hand.iter().filter(|action| !told.contains(action)).cloned().collect();
+        told.clone_from(&answer.by_hand);
+        untold
+    }
+
+    /// Lets the next answer tell of an action by hand once more.
+    pub(in crate::limiter) fn hear_again(&self, action: &ActionByHand) {
+        self.by_hand.lock().unwrap_or_else(PoisonError::into_inner).retain(|told| told != action);
     }
 
     /// Returns the instant until which queues have been told what was moved in the epoch; zero: not at all.

@@ -15,8 +15,9 @@ use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::share::Share;
 use crate::limiter::model::replica::Replica;
 use crate::limiter::model::{
-    Answer, Call, Epoch, GrantCopy, Heartbeat, HeartbeatAnswer, Limiter, Member, Outcome, PauseByHand,
-    PauseStretch, ReportResult, Reported, Reports, Reset, Run, Unknown, UpstreamReport, WriteBack,
+    ActionByHand, Answer, Call, Epoch, GrantCopy, Heartbeat, HeartbeatAnswer, Limiter, Member, Outcome,
+    PauseByHand, PauseStretch, ReportResult, Reported, Reports, Reset, Run, Unknown, UpstreamReport,
+    WriteBack,
 };
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::fleet::{Fleet, MEMBERSHIP_TTL};
@@ -217,6 +218,7 @@ impl Stage {
                 HeartbeatNotice::LinkChanged => "link changed".to_owned(),
                 HeartbeatNotice::Moved(moved, _) => format!("moved {}", moved[0].0),
                 HeartbeatNotice::AllMoved(_) => "all moved".to_owned(),
+                HeartbeatNotice::ByHand(actions) => format!("by hand {}", actions.len()),
             };
             notices.lock().unwrap().push(told);
         }
@@ -342,6 +344,24 @@ async fn copies_are_told_once_the_store_knows_all() {
     alone.grant(&a, 4);
     alone.beats().await.unwrap();
     assert!(alone.told().0.iter().all(|told| told.copies.told.iter().all(|copy| !copy.text.contains(' '))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_action_by_hand_is_told_once() {
+    let (stage, (_, a)) = (Stage::settled().await, any_limiter());
+    let action = |from: u64, until: u64| {
+        let stretch = PauseStretch { from: Micros(from), until: Micros(until) };
+        ActionByHand { name: a.name.clone(), partition: None, stretch, replica: ME }
+    };
+    let mut actions = vec![action(5, 9)];
+    for (more, told) in [(None, Some(1)), (None, None), (Some(action(7, 0)), Some(1)), (None, None)] {
+        actions.extend(more);
+        stage.change(|script| script.answer.by_hand.clone_from(&actions));
+        stage.beats().await.unwrap();
+        let notices = stage.notices();
+        let by_hand: Vec<_> = notices.iter().filter(|notice| notice.starts_with("by hand")).collect();
+        assert_eq!(by_hand, told.map(|count: u32| format!("by hand {count}")).iter().collect::<Vec<_>>());
+    }
 }
 
 #[tokio::test(start_paused = true)]

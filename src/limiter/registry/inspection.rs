@@ -177,7 +177,7 @@ impl Inspection {
             }
             Err(error @ StoreError::Full(_)) => return Err(error),
             Err(error) => {
-                self.queues.pause_fallback(&self.instance, by_hand.lasting, replica);
+                self.queues.pause_fallback(&self.instance, &by_hand);
                 self.queues.pause_locally(&self.instance, sent + by_hand.lasting, cause);
                 Applied::ThisReplica(error)
             }

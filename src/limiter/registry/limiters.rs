@@ -226,7 +226,7 @@ impl Limiters {
         loop {
             match announcements.recv().await {
                 Ok(announcement) => self.announced(&announcement),
-                // Heartbeats tell of pauses, too. Freed room is lost, but not to the next booking.
+                // Heartbeats tell of pauses by hand, too, and answers of others. Freed room is lost, but not to the next booking.
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             }
@@ -245,7 +245,7 @@ impl Limiters {
         self.fleet().register_replica(&*self.in_force.sessions.overall.store).await;
         let (sessions, queues) = (self.in_force.sessions.that_may_fail(), &self.in_force.queues);
         let settled = |session: Arc<StoreSession>| async move {
-            let tell = |notice: HeartbeatNotice<'_>| queues.notify(notice);
+            let tell = |notice: HeartbeatNotice<'_>| self.in_force.notify(notice);
             while beat(&session, &queues.fallback, &tell).await.is_ok()
                 && session.advance(session.moment()).link.is_settling()
             {
@@ -266,7 +266,7 @@ impl Limiters {
                 let session = Arc::downgrade(&session);
                 if !recovered.iter().any(|other| other.ptr_eq(&session)) {
                     recovered.push(session.clone());
-                    let tell = |notice: HeartbeatNotice<'_>| queues.notify(notice);
+                    let tell = |notice: HeartbeatNotice<'_>| self.in_force.notify(notice);
                     recoveries.push(Recovery::new(session, queues.fallback.clone(), tell).run());
                 }
             }

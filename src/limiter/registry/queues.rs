@@ -1,6 +1,6 @@
 //! All queues of this process. A queue is made when its first request comes, and removed when its worker ends.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use tokio_util::task::TaskTracker;
 use crate::clock::{Micros, Moment};
 use crate::entropy::SeededHash;
 use crate::limiter::model::{
-    Cause, Freed, LimiterName, Moved, PauseByHand, PauseStretch, Permits, Reason, Refusal,
+    ActionByHand, Cause, Freed, LimiterName, PauseByHand, PauseStretch, Permits, Reason, Refusal,
 };
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance, shrink};
 use crate::limiter::queue::guard::QueueGuard;
@@ -26,7 +26,6 @@ use crate::limiter::queue::ticket::Demand;
 use crate::limiter::queue::waiting::FlowWaiting;
 use crate::limiter::queue::worker::{Siblings, Worker};
 use crate::limiter::recovery::fallback::Fallback;
-use crate::limiter::recovery::heartbeat::HeartbeatNotice;
 
 /// The number of maps, each under its own lock: many more than processors, so that two requests seldom want the same.
 const SHARDS: usize = 64;
@@ -193,13 +192,6 @@ impl Queues {
         });
     }
 
-    /// Keeps the queues of a limiter or partition to a pause by the store's clock, or ends their pause.
-    pub(in crate::limiter) fn pause_between(&self, instance: &LimiterInstance, stretch: PauseStretch) {
-        if let Some((from, until)) = instance.active.session.moments(stretch) {
-            self.apply_pause(instance, from, until);
-        }
-    }
-
     /// Keeps to a pause of the store, or ends one, unless a later action outranks it. In an outage this replica keeps to a pause by
     /// hand, too.
     pub(in crate::limiter) fn note_pause(
@@ -211,23 +203,32 @@ impl Queues {
         if !instance.active.pauses.note(instance.partition, stretch, cause) {
             return;
         }
+        let Some((at, until)) = instance.active.session.moments(stretch) else { return };
         if cause.reason == Reason::ByHand {
-            self.pause_fallback(instance, stretch.until - stretch.from, cause.replica);
+            self.follow_in_fallback(instance, (at, until), cause.replica);
         }
-        self.pause_between(instance, stretch);
+        self.apply_pause(instance, at, until);
+    }
+
+    /// Keeps to an action by hand that the store has, whose announcement this replica may have missed.
+    pub(in crate::limiter) fn follow_by_hand(&self, instance: &LimiterInstance, action: &ActionByHand) {
+        if let Some((at, until)) = instance.active.pauses.follow_by_hand(action) {
+            self.follow_in_fallback(instance, (at, until), action.replica);
+            self.apply_pause(instance, at, until);
+        }
+    }
+
+    /// Keeps this replica's own memory to an action by hand that the store has, as of when it was.
+    fn follow_in_fallback(&self, instance: &LimiterInstance, (at, until): (Moment, Moment), replica: u64) {
+        let now = instance.active.session.moment();
+        self.pause_fallback(instance, &PauseByHand { lasting: until - now, ago: now - at, replica });
     }
 
     /// Pauses this replica's own memory by hand, or ends its pause.
-    pub(in crate::limiter) fn pause_fallback(
-        &self,
-        instance: &LimiterInstance,
-        lasting: Micros,
-        replica: u64,
-    ) {
+    pub(in crate::limiter) fn pause_fallback(&self, instance: &LimiterInstance, by_hand: &PauseByHand) {
         let Fallback { store, clock, .. } = &*self.fallback;
-        let by_hand = PauseByHand { lasting, ago: Micros::ZERO, replica };
         // Where too many pauses are kept, the queues keep to it all the same.
-        store.pause_at(clock.now(), &instance.limiter_ref(), &by_hand);
+        store.pause_at(clock.now(), &instance.limiter_ref(), by_hand);
     }
 
     /// Waits until the store may have to be told of a pause.
@@ -251,24 +252,13 @@ impl Queues {
         }
     }
 
-    /// Tells the workers what a heartbeat has heard.
-    pub(in crate::limiter) fn notify(&self, notice: HeartbeatNotice<'_>) {
-        match notice {
-            HeartbeatNotice::LinkChanged => self.wake_all(),
-            HeartbeatNotice::AllMoved(at) => self.each(|queue| queue.notify_moved(at)),
-            HeartbeatNotice::Moved(moved, at) => {
-                let moved: HashSet<&Moved> = moved.iter().collect();
-                let is_moved = |LimiterInstance { active, partition }: &LimiterInstance| {
-                    moved.contains(&(active.name.clone(), *partition))
-                        || moved.contains(&(active.name.clone(), None))
-                };
-                self.each(|queue| {
-                    if queue.instances.iter().any(is_moved) {
-                        queue.notify_moved(at);
-                    }
-                });
+    /// Tells the workers of queues whose bookings were moved, as of an instant of the store's clock.
+    pub(in crate::limiter) fn notify_moved(&self, at: Micros, is_moved: impl Fn(&LimiterInstance) -> bool) {
+        self.each(|queue| {
+            if queue.instances.iter().any(&is_moved) {
+                queue.notify_moved(at);
             }
-        }
+        });
     }
 
     /// Tells the worker of these limiters' queue, if there is one, of permits that were freed before its last slot.

@@ -5,7 +5,7 @@ mod ceilings;
 mod changed_limits;
 mod excess;
 mod interleavings;
-mod latent_store;
+pub(in crate::limiter) mod latent_store;
 mod limiter_set;
 mod line;
 mod local_pauses;

@@ -6,7 +6,7 @@ use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer, Member, Reported, Reports};
-use crate::limiter::model::pause::PauseByHand;
+use crate::limiter::model::pause::{ActionByHand, PauseByHand, PauseStretch};
 use crate::redis::arguments;
 use crate::redis::tests::START;
 use crate::redis::tests::fleet::{self, Fleet, SECOND};
@@ -349,4 +349,20 @@ fn each_replica_is_told_that_moves_were_lost() {
     redis::cmd("ZADD").arg("p:moved").arg(made).arg("").exec(&mut fleet.store.connection).unwrap();
     assert!(!is_told_all(&mut fleet, 70 * SECOND, (1, 69 * SECOND), epoch));
     assert!(is_told_all(&mut fleet, 70 * SECOND, (1, 70 * SECOND), epoch));
+}
+
+#[test]
+fn a_heartbeat_answer_tells_of_the_last_actions_by_hand() {
+    let mut fleet = new_fleet();
+    let epoch = fleet.begin(0);
+    let limiter_ref = fleet.limiter_ref.clone();
+    for (after, lasting) in [(100_000, 10 * SECOND), (200_000, 0)] {
+        let pause = PauseByHand { lasting: Micros(lasting), ago: Micros::ZERO, replica: 7 };
+        fleet.store.pause(&fleet.context(after), &limiter_ref, &pause);
+        let told = fleet.beat(after + 50_000, 1, epoch, Reported { memory: epoch, epoch }).by_hand;
+        let until = if lasting > 0 { START + after + lasting } else { 0 };
+        let stretch = PauseStretch { from: Micros(START + after), until: Micros(until) };
+        let (name, partition) = (limiter_ref.name.clone(), None);
+        assert_eq!(told, [ActionByHand { name, partition, stretch, replica: 7 }]);
+    }
 }

@@ -41,8 +41,10 @@ pub(in crate::limiter) async fn report_pauses(
         if !active.pauses.confirm_report(partition, pause, until) {
             continue;
         }
-        let lasting = until - session.moment();
-        let by_hand = PauseByHand { lasting, ago: Micros::ZERO, replica: fallback.replica };
+        let answered = session.moment();
+        // As of the sending: what others have done since outranks it.
+        let (lasting, ago) = (until - answered, (answered - now).max(Micros::ONE));
+        let by_hand = PauseByHand { lasting, ago, replica: fallback.replica };
         // In the next outage this replica is to keep to the same.
         fallback.store.pause_at(fallback.clock.now(), &instance.limiter_ref(), &by_hand);
         siblings.apply_pause(&instance, pause.at, until);
