@@ -30,6 +30,8 @@ pub enum Note {
     Connected(u64),
     /// A request was written to the upstream.
     Sent(u64),
+    /// The response to a request has ended, and its cost is known.
+    Settled(u64),
     /// A request was refused.
     Refused(u64, Why),
     /// The client of a request has gone.
@@ -85,6 +87,8 @@ pub struct UpstreamAnswer {
     pub signal: Option<UpstreamSignal>,
     /// The true cost of the request at each limiter; empty if nobody settles it.
     pub costs: Vec<u64>,
+    /// How long its body takes: the cost is known at its end, the signals at its begin.
+    pub body: Duration,
 }
 
 /// The answers on their way, by request. The world puts them in when it sees that a request was sent.
@@ -162,8 +166,12 @@ impl Request {
                 limiter_set.report_upstream(&self.partitions, &receipt, signal);
             }
             if !answer.costs.is_empty() {
+                if !answer.body.is_zero() {
+                    sleep(answer.body).await;
+                }
                 let used = |permits: &u64| TrueCost { permits: *permits, is_refunded: true };
                 limiter_set.settle(&self.partitions, &receipt, |place| answer.costs.get(place).map(used));
+                notes.add(Note::Settled(self.id));
             }
         }
     }

@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use crate::fault::{Fault, Kind};
-use crate::plan::{Algorithm, CALLERS, Configuration, Limit, Limiter, Plan, Route, SCRIPT_TIME};
+use crate::plan::{Algorithm, CALLERS, Configuration, LateResponses, Limit, Limiter, Plan, Route, SCRIPT_TIME};
 use crate::world::World;
 
 const MILLI: u64 = 1_000;
@@ -162,6 +162,7 @@ impl Crowd {
             hiccup: 0,
             configurations: vec![Configuration { limiters }, Configuration { limiters: halved }],
             routes: vec![route],
+            late_responses: LateResponses::default(),
             faults: kind.into_iter().map(|kind| Fault { at, kind }).collect(),
             demand: (begin, begin + COMES_IN),
             end: begin + COMES_IN + 121 * SECOND,

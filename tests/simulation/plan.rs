@@ -146,6 +146,27 @@ pub struct Configuration {
     pub limiters: Vec<Limiter>,
 }
 
+/// The responses whose cost is known late.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct LateResponses {
+    /// The part of the settled responses, in percent.
+    pub percent: u64,
+    /// How long their bodies take at most, in microseconds.
+    pub most: u64,
+}
+
+impl LateResponses {
+    /// Draws them from a stream of their own: nothing else that a seed draws depends on them.
+    fn draw(seed: u64, mix: Mix) -> LateResponses {
+        let mut rng = Rng::with_seed(seed ^ 0x1a7e);
+        if mix == Mix::Standard || rng.bool() {
+            return LateResponses::default();
+        }
+        let percent = [5, 30, 100][rng.usize(..3)];
+        LateResponses { percent, most: [SECOND, 5 * SECOND, 20 * SECOND][rng.usize(..3)] }
+    }
+}
+
 /// One run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Plan {
@@ -164,6 +185,7 @@ pub struct Plan {
     pub hiccup: u64,
     pub configurations: Vec<Configuration>,
     pub routes: Vec<Route>,
+    pub late_responses: LateResponses,
     pub faults: Vec<Fault>,
     /// When demand begins and ends, in microseconds.
     pub demand: (u64, u64),
@@ -254,6 +276,7 @@ impl Plan {
             hiccup: if mix.is_random() { [0, 0, 5 * MILLI, 40 * MILLI][rng.usize(..4)] } else { 0 },
             configurations,
             routes,
+            late_responses: LateResponses::draw(seed, mix),
             faults,
             demand: (begin, end),
             end: over + 12 * SECOND,

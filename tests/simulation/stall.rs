@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::fault::{Fault, Kind};
-use crate::plan::{Algorithm, CALLERS, Configuration, Limit, Limiter, Plan, Route};
+use crate::plan::{Algorithm, CALLERS, Configuration, LateResponses, Limit, Limiter, Plan, Route};
 use crate::world::World;
 
 const MILLI: u64 = 1_000;
@@ -74,6 +74,7 @@ impl Stall {
             hiccup: 0,
             configurations: vec![Configuration { limiters }],
             routes: vec![route],
+            late_responses: LateResponses::default(),
             faults: vec![Fault { at, kind: Kind::Freeze { lasts: STANDS } }],
             demand: (begin, begin + COMES_IN),
             // Everybody is answered by then.

@@ -409,6 +409,7 @@ impl World {
             Note::Connecting(request) => self.judge.connecting(self.now, request),
             Note::Connected(request) => self.judge.connected(self.now, request),
             Note::Sent(request) => self.sent(place, request),
+            Note::Settled(request) => self.settled(place, request),
             Note::Refused(request, why) => {
                 self.over(place);
                 let clock = self.hosts[self.primary].shown(self.now);

@@ -1,8 +1,9 @@
 //! Clients and the upstream: who calls when, and what is answered.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use fastrand::Rng;
 use weir::limiter::model::{Flow, LimiterName};
 use weir::limiter::{AskedPause, Partition, UpstreamSignal, Window};
 
@@ -34,6 +35,8 @@ pub(super) struct Demand {
     pub(super) leave_until: u64,
     /// The recent use of each limiter, by others, too: instants and permits.
     seen: BTreeMap<State, VecDeque<(u64, u64)>>,
+    /// The requests whose replicas are busy with a late response, until its end.
+    late: BTreeSet<u64>,
 }
 
 impl World {
@@ -128,8 +131,9 @@ impl World {
         let clock = self.hosts[self.primary].shown(self.now);
         self.judge.sent(self.now, id, clock);
         self.sent.push((self.now, id));
-        self.over(place);
-        let Some(Begun { route, states, costs }) = self.demand.begun.remove(&id) else { return };
+        let Some(Begun { route, states, costs }) = self.demand.begun.remove(&id) else {
+            return self.over(place);
+        };
         let mut answer = UpstreamAnswer::default();
         if let Some((_, wait)) = self.demand.refuses.filter(|(until, _)| self.now < *until) {
             let asked = AskedPause { status: 429, wait: Some(Duration::from_micros(wait)) };
@@ -142,7 +146,13 @@ impl World {
         }
         let settled = self.plan.routes[route].settled_percent;
         if self.demand_draws.u64(..100) < settled {
-            answer.costs = self.settled(route, &costs);
+            answer.costs = self.true_costs(route, &costs);
+            answer.body = self.body(id);
+        }
+        if answer.body.is_zero() {
+            self.over(place);
+        } else {
+            self.demand.late.insert(id);
         }
         let less: Vec<u64> =
             costs.iter().zip(&answer.costs).map(|(cost, settled)| cost.saturating_sub(*settled)).collect();
@@ -152,8 +162,23 @@ impl World {
         self.answers.put(id, answer);
     }
 
+    /// Takes in that the cost of a request is known, and that its replica is done with it.
+    pub(super) fn settled(&mut self, place: usize, id: u64) {
+        if self.demand.late.remove(&id) {
+            self.over(place);
+        }
+    }
+
+    /// Draws how long the body of a response takes, from a stream of its own.
+    fn body(&self, id: u64) -> Duration {
+        let late = self.plan.late_responses;
+        let mut rng = Rng::with_seed(self.plan.seed ^ id.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1a7e);
+        let is_late = rng.u64(..100) < late.percent;
+        Duration::from_micros(if is_late { rng.u64(200 * MILLI..=late.most) } else { 0 })
+    }
+
     /// Draws the true costs of a request, above and below those that were taken.
-    fn settled(&mut self, route: usize, costs: &[u64]) -> Vec<u64> {
+    fn true_costs(&mut self, route: usize, costs: &[u64]) -> Vec<u64> {
         let largest = costs.iter().copied().max().unwrap_or_default();
         if !self.plan.routes[route].has_own_costs {
             return vec![self.demand_draws.u64(0..=largest + 1); costs.len()];
