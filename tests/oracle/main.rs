@@ -8,6 +8,7 @@ mod oracle;
 
 mod changes;
 mod demand;
+mod excess;
 mod honest;
 mod over;
 mod room;

@@ -5,7 +5,9 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use crate::fault::{Fault, Kind};
-use crate::plan::{Algorithm, CALLERS, Configuration, LateResponses, Limit, Limiter, Plan, Route, SCRIPT_TIME};
+use crate::plan::{
+    Algorithm, CALLERS, Configuration, LateResponses, Limit, Limiter, Plan, Route, SCRIPT_TIME,
+};
 use crate::world::World;
 
 const MILLI: u64 = 1_000;

@@ -159,6 +159,12 @@ impl Judge {
         self.observe(at, &Event::Settled { replica, less, sent_at: at });
     }
 
+    /// The response to a request that was sent at an instant has ended, and has cost so much more than it took.
+    pub fn exceeded(&mut self, at: u64, replica: usize, states: &[State], more: &[u64], sent_at: u64) {
+        let more = self.permits(states, more);
+        self.observe(at, &Event::Exceeded { replica, more, sent_at });
+    }
+
     /// A request was refused.
     pub fn refused(&mut self, at: u64, request: u64, why: Why, store_clock: u64) {
         let why = match why {

@@ -186,8 +186,10 @@ pub(crate) enum Event {
     Refused { request: u64, why: Why, store_clock: u64 },
     /// The client went away.
     Left { request: u64 },
-    /// The true cost of a request, sent at `sent_at`, was lower by `less` at each state. Higher costs are not told: no one can know them.
+    /// The true cost of a request, sent at `sent_at`, was lower by `less` at each state. It is told when the request is sent.
     Settled { replica: usize, less: Vec<(State, u64)>, sent_at: u64 },
+    /// The response to a request, sent at `sent_at`, has told the replica that it cost more than its estimate, by `more` at each state.
+    Exceeded { replica: usize, more: Vec<(State, u64)>, sent_at: u64 },
     /// A fault begins; `fault` is its number.
     FaultBegins { fault: u64, kind: FaultKind },
     /// A fault is over.

@@ -9,6 +9,9 @@ pub(crate) enum What {
     Over,
     /// As [`What::Over`], where the store had lost its memory and no replica lived that knew what was granted before: nobody can promise more.
     Forgotten,
+    /// Many windows together hold more than their limit, as what responses had cost beyond their estimates was not left out (permits in
+    /// them; permits allowed).
+    Unpaid,
     /// A request waited beyond its wait (microseconds; microseconds).
     Waited,
     /// More requests wait in one queue than may (requests; requests).

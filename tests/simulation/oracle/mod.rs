@@ -12,12 +12,14 @@
 //! - [`waits`]: nobody waits too long, not too many, in order
 //! - [`passage`]: a request from its arrival to its answer, and which checks it meets
 //! - [`room`]: nobody is refused while there is room
+//! - [`excess`]: what responses have cost beyond their estimates is left out afterwards
 //! - [`changes`]: resets, steps, ends
 //! - [`demand`]: what is used of the room, and how soon again after a fault
 
 mod changes;
 mod demand;
 mod event;
+mod excess;
 mod faults;
 mod finding;
 mod limiters;
@@ -200,6 +202,14 @@ impl Oracle {
                     if let Some(state) = self.states.get_mut(&key) {
                         state.settle(*sent_at, *less);
                     }
+                }
+            }
+            Event::Exceeded { replica, more, sent_at } => {
+                let is_judged = self.faults.calm_since().is_some_and(|calm| calm <= *sent_at);
+                for (state, more) in more {
+                    let key = self.key(*state, *replica);
+                    let Some(limiter) = self.limiters.enforced(state.limiter) else { continue };
+                    self.states.entry(key).or_default().excesses.tell(at, *more, limiter, is_judged);
                 }
             }
             Event::FaultBegins { fault, kind } => self.faults.begin(*fault, *kind),

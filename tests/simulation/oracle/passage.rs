@@ -7,7 +7,7 @@ use super::finding::{Evidence, What};
 use super::room::Refused;
 use super::usage::StateKey;
 use super::waits::{Arrival, Request, Takes};
-use super::{Oracle, demand, limiters, over, room, waits};
+use super::{Oracle, demand, excess, limiters, over, room, waits};
 
 /// How long after a fault of the store, or of a replica, requests may still be refused for it.
 const BACK_WITHIN: u64 = 2_000_000;
@@ -87,6 +87,9 @@ impl Oracle {
             let write = over::Request { at: self.now, cost, store_clock };
             let evidence = over::judge(state, limiter, &self.faults, write, self.stepped);
             self.reports.judge(self.now, What::Over, limiter.named(), evidence);
+            if let Some(evidence) = excess::judge(state, limiter, &self.faults, self.now) {
+                self.reports.judge(self.now, What::Unpaid, limiter.named(), evidence);
+            }
         }
     }
 

@@ -3,12 +3,16 @@
 use std::collections::VecDeque;
 
 use super::event::State;
+use super::excess::Excesses;
 use super::over::Meter;
 
 /// The length of a tick, in which demand is counted.
 pub(crate) const TICK: u64 = 500_000;
 /// The most ticks of demand that are kept: limits of longer windows are not judged by their use.
 pub(crate) const TICKS_MAX: usize = 600;
+
+/// How much longer a history is kept in which responses have cost more than their estimates.
+const KEPT_WITH_EXCESS: u64 = 60_000_000;
 
 /// A state of a limiter; of one replica, if each enforces the limiter by itself.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -84,6 +88,8 @@ impl History {
 pub(crate) struct StateUse {
     /// The permits used.
     pub(crate) history: History,
+    /// What responses have cost beyond their estimates.
+    pub(crate) excesses: Excesses,
     /// For each limit, by the number of its rule, what does not follow from the history.
     pub(crate) meters: Vec<(u32, Meter)>,
     /// The cost of requests that have not been answered.
@@ -167,7 +173,10 @@ impl StateUse {
 
     /// Forgets what was sent before an instant. True: nothing is left to know.
     pub(crate) fn forget(&mut self, before: u64) -> bool {
-        self.history.forget(before);
+        // An excess takes many windows to show.
+        let kept = if self.excesses.is_empty() { before } else { before.saturating_sub(KEPT_WITH_EXCESS) };
+        self.history.forget(kept);
+        self.excesses.forget(kept);
         self.history.uses.is_empty() && self.unanswered == 0 && (self.last_tick + 1) * TICK < before
     }
 }

@@ -1,6 +1,6 @@
 //! Clients and the upstream: who calls when, and what is answered.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -21,6 +21,16 @@ struct Begun {
     costs: Vec<u64>,
 }
 
+/// A request that was sent, and whose response tells another cost.
+struct Unsettled {
+    sent_at: u64,
+    states: Vec<State>,
+    /// What it has cost at each beyond its estimate.
+    more: Vec<u64>,
+    /// True if the replica is busy with its response until then.
+    is_late: bool,
+}
+
 /// Demand, and what the upstream has seen.
 #[derive(Default)]
 pub(super) struct Demand {
@@ -35,8 +45,8 @@ pub(super) struct Demand {
     pub(super) leave_until: u64,
     /// The recent use of each limiter, by others, too: instants and permits.
     seen: BTreeMap<State, VecDeque<(u64, u64)>>,
-    /// The requests whose replicas are busy with a late response, until its end.
-    late: BTreeSet<u64>,
+    /// The requests whose responses have not told their cost yet.
+    unsettled: BTreeMap<u64, Unsettled>,
 }
 
 impl World {
@@ -149,22 +159,31 @@ impl World {
             answer.costs = self.true_costs(route, &costs);
             answer.body = self.body(id);
         }
-        if answer.body.is_zero() {
+        let is_late = !answer.body.is_zero();
+        if !is_late {
             self.over(place);
-        } else {
-            self.demand.late.insert(id);
         }
-        let less: Vec<u64> =
-            costs.iter().zip(&answer.costs).map(|(cost, settled)| cost.saturating_sub(*settled)).collect();
+        let pairs = || costs.iter().zip(&answer.costs);
+        let less: Vec<u64> = pairs().map(|(cost, settled)| cost.saturating_sub(*settled)).collect();
         if less.iter().any(|less| *less > 0) {
             self.judge.settled(self.now, place, &states, &less);
+        }
+        let more: Vec<u64> = pairs().map(|(cost, settled)| settled.saturating_sub(*cost)).collect();
+        if !answer.costs.is_empty() {
+            let sent_at = self.now;
+            self.demand.unsettled.insert(id, Unsettled { sent_at, states, more, is_late });
         }
         self.answers.put(id, answer);
     }
 
     /// Takes in that the cost of a request is known, and that its replica is done with it.
     pub(super) fn settled(&mut self, place: usize, id: u64) {
-        if self.demand.late.remove(&id) {
+        let Some(unsettled) = self.demand.unsettled.remove(&id) else { return };
+        let Unsettled { sent_at, states, more, is_late } = unsettled;
+        if more.iter().any(|more| *more > 0) {
+            self.judge.exceeded(self.now, place, &states, &more, sent_at);
+        }
+        if is_late {
             self.over(place);
         }
     }
