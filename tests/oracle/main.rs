@@ -58,6 +58,7 @@ fn limiter(limits: &[LimitModel]) -> LimiterModel {
         is_per_replica: false,
         judges_room: true,
         is_shared: false,
+        is_crowded: false,
     }
 }
 

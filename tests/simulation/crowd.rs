@@ -128,6 +128,8 @@ impl Crowd {
             is_per_replica: false,
             follows_upstream: false,
             share: self.callers.filter(|_| place == 0).map(|_| SHARE),
+            guard: None,
+            max_partitions: None,
         };
         let limiters: Vec<Limiter> = (0..self.limiters).map(limiter).collect();
         let mut halved = limiters.clone();

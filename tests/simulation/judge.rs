@@ -359,7 +359,9 @@ fn model(limiter: &Limiter, plan: &Plan, names: &[String]) -> LimiterModel {
     let routes = plan.routes.iter().filter(|route| route.limiters.contains(&limiter.name));
     let is_settled = routes.clone().any(|route| route.settled_percent > 0);
     let has_own_costs = routes.clone().any(|route| route.has_own_costs);
-    let shortest = limiter.limits.iter().map(|limit| limit.per).min().unwrap_or_default();
+    // Nobody sees from outside which partitions a replica has when it refuses one more.
+    let partitions = routes.clone().map(|route| route.partitions).max().unwrap_or_default();
+    let is_crowded = limiter.max_partitions.is_some_and(|most| most < partitions);
     let limits = limiter.limits.iter().map(|limit| LimitModel {
         rate: limit.rate,
         per: limit.per,
@@ -383,7 +385,7 @@ fn model(limiter: &Limiter, plan: &Plan, names: &[String]) -> LimiterModel {
             let slots = limiter.limits.iter().map(|limit| limit.rate).min().unwrap_or_default();
             if has_own_costs { most + slots } else { most }
         }),
-        guard: (shortest / 100).clamp(MILLI, 20 * MILLI),
+        guard: limiter.guard(),
         policy: match limiter.policy {
             "local" => Policy::Local,
             "allow" => Policy::Allow,
@@ -392,8 +394,10 @@ fn model(limiter: &Limiter, plan: &Plan, names: &[String]) -> LimiterModel {
         is_shadow: limiter.is_shadow,
         is_per_replica: limiter.is_per_replica,
         judges_room: !is_settled
+            && !is_crowded
             && !limiter.follows_upstream
             && limiter.share.is_none_or(|share| !share.contains("ceiling")),
         is_shared: limiter.share.is_some(),
+        is_crowded,
     }
 }

@@ -116,6 +116,10 @@ pub struct Limiter {
     pub follows_upstream: bool,
     /// How callers share the quota.
     pub share: Option<&'static str>,
+    /// The guard in microseconds, where it is not the usual one.
+    pub guard: Option<u64>,
+    /// The most partitions at once in a replica, where that is bounded.
+    pub max_partitions: Option<u64>,
 }
 
 /// A route: its limiters by their names, and who calls it.
@@ -246,6 +250,11 @@ impl Plan {
                 .filter(|one| one.share.is_some())
                 .for_each(|one| one.limits[0].rate = one.limits[0].rate.max(5));
             configurations.push(changed);
+        }
+        // From a stream of their own, so that nothing else that a seed draws depends on them.
+        let mut bounds = Rng::with_seed(seed ^ 0xb0);
+        if mix == Mix::Changes || (mix.is_random() && bounds.u8(..4) == 0) {
+            configurations.iter_mut().skip(1).for_each(|one| one.bound_anew(&mut bounds));
         }
         let longest = configurations.iter().flat_map(|one| &one.limiters).flat_map(|one| &one.limits);
         let longest = longest.map(|limit| limit.per).max().unwrap_or(SECOND);
@@ -407,7 +416,18 @@ impl Limiter {
             is_per_replica,
             follows_upstream: is_random && rng.u8(..8) == 0,
             share: None,
+            guard: None,
+            max_partitions: None,
         }
+    }
+
+    /// Returns the guard in force.
+    pub fn guard(&self) -> u64 {
+        self.guard.unwrap_or_else(|| (self.shortest() / 100).clamp(MILLI, 20 * MILLI))
+    }
+
+    fn shortest(&self) -> u64 {
+        self.limits.iter().map(|limit| limit.per).min().unwrap_or_default()
     }
 
     /// Makes two limiters fit for one route whose limiters have costs of their own.
@@ -431,6 +451,12 @@ impl Limiter {
             }
             None => writeln!(text, "    queue: off"),
         };
+        if let Some(guard) = self.guard {
+            let _ = writeln!(text, "    guard: {}ms", guard / MILLI);
+        }
+        if let Some(most) = self.max_partitions {
+            let _ = writeln!(text, "    max_partitions: {most}");
+        }
         if let Some(share) = self.share {
             let _ = writeln!(text, "    share: {share}");
         }
@@ -476,6 +502,20 @@ impl Configuration {
             }
         }
         Configuration { limiters }
+    }
+
+    /// Gives some limiters another guard, and some with a key a bound of their partitions. A window is longer than the guard and the half
+    /// second after a reload in which slots are used as they were booked.
+    fn bound_anew(&mut self, rng: &mut Rng) {
+        for limiter in &mut self.limiters {
+            let guard = [8 * MILLI, 30 * MILLI, 100 * MILLI, 250 * MILLI][rng.usize(..4)];
+            if rng.bool() && guard + 500 * MILLI < limiter.shortest() {
+                limiter.guard = Some(guard);
+            }
+            if limiter.is_keyed && rng.bool() {
+                limiter.max_partitions = Some(rng.u64(1..=3));
+            }
+        }
     }
 
     /// Returns a configuration in which one limiter has got one to three other limits, as by somebody who has learned what the upstream allows.

@@ -46,6 +46,8 @@ impl Stall {
             is_per_replica: false,
             follows_upstream: false,
             share: None,
+            guard: None,
+            max_partitions: None,
         };
         let limiters = vec![limiter("all", RATE, false), limiter("tenant", RATE / 10, true)];
         let route = Route {

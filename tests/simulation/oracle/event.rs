@@ -71,6 +71,8 @@ pub(crate) struct LimiterModel {
     pub(crate) judges_room: bool,
     /// True if callers share it: who came first does not go first.
     pub(crate) is_shared: bool,
+    /// True if more partitions are asked for than a replica may have: a request may be refused for that, as for a full queue.
+    pub(crate) is_crowded: bool,
 }
 
 impl LimiterModel {

@@ -102,6 +102,8 @@ pub(crate) struct Limiter {
     pub(crate) known_from: u64,
     /// The limiter with earlier policies, and until when each may have been followed.
     before: Vec<(LimiterModel, u64)>,
+    /// Since when replicas have had different guards, and until when that matters, the last time.
+    unlike: Option<(u64, u64)>,
 }
 
 impl Limiter {
@@ -110,7 +112,22 @@ impl Limiter {
     pub(crate) fn excess(&self, faults: &Faults, begin: u64) -> Option<u64> {
         let followed = self.before.iter().filter(|(_, until)| begin < *until).map(|(model, _)| model);
         let excesses = followed.chain([&self.model]).map(|model| faults.excess(model, begin));
-        excesses.reduce(|one, other| Some(one?.max(other?))).flatten()
+        let excess = excesses.reduce(|one, other| Some(one?.max(other?))).flatten()?;
+        // Those with a small guard leave too little free for those that use their slots later.
+        let is_unlike = self.unlike.is_some_and(|(_, until)| begin < until);
+        Some(if is_unlike { excess.saturating_add(100) } else { excess })
+    }
+
+    /// Takes in whether replicas have different guards now. A reload of all within a lease is safe.
+    fn compare_guards(&mut self, at: u64, lease: u64, are_unlike: bool) {
+        self.unlike = match self.unlike {
+            Some((since, u64::MAX)) if !are_unlike => {
+                (at - since > lease).then_some((since, at + lease + self.model.guard))
+            }
+            None if are_unlike => Some((at, u64::MAX)),
+            Some((_, until)) if are_unlike && until < u64::MAX => Some((at, u64::MAX)),
+            unlike => unlike,
+        };
     }
 
     /// Returns its longest window, widened by what weir keeps free.
@@ -212,11 +229,22 @@ impl Limiters {
         let models = loosest(self.by_replica.values().chain([&self.of_fleet]).map(Vec::as_slice));
         for model in &models {
             self.put(model, at, lease);
+            let are_unlike = self.have_unlike_guards(model.id);
+            if let Some(limiter) = self.all.get_mut(&model.id) {
+                limiter.compare_guards(at, lease, are_unlike);
+            }
         }
         let gone: Vec<u32> =
             self.all.keys().copied().filter(|id| models.iter().all(|model| model.id != *id)).collect();
         self.all.retain(|id, _| !gone.contains(id));
         gone
+    }
+
+    /// Returns whether replicas have different guards of a limiter.
+    fn have_unlike_guards(&self, id: u32) -> bool {
+        let all = self.by_replica.values().chain([&self.of_fleet]).flatten();
+        let mut guards = all.filter(|model| model.id == id).map(|model| model.guard);
+        guards.next().is_some_and(|first| guards.any(|guard| guard != first))
     }
 
     fn put(&mut self, model: &LimiterModel, at: u64, lease: u64) {
@@ -244,6 +272,7 @@ impl Limiters {
                         resumed,
                         known_from,
                         before: Vec::new(),
+                        unlike: None,
                     },
                 );
             }
@@ -334,5 +363,6 @@ fn loosen(one: &mut LimiterModel, other: &LimiterModel) {
     one.guard = one.guard.max(other.guard);
     one.policy = one.policy.max(other.policy);
     one.is_shadow |= other.is_shadow || one.is_per_replica != other.is_per_replica;
+    one.is_crowded |= other.is_crowded;
     one.judges_room = false;
 }

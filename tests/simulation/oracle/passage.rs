@@ -177,7 +177,10 @@ impl Oracle {
             && self.limiters.are_of_one_configuration()
             && !self.faults.stood_still_since(replica, asked);
         // Where callers share a quota, or there is no queue, as many may wait as do.
-        let is_bounded = waiting_max < u64::MAX;
+        let is_crowded = |(key, _): &(StateKey, u32)| {
+            self.limiters.get(key.state.limiter).is_some_and(|limiter| limiter.model.is_crowded)
+        };
+        let is_bounded = waiting_max < u64::MAX && !request.takes.iter().any(is_crowded);
         let evidence = (is_bounded && present <= waiting_max && is_calm).then(|| Evidence {
             sent: present,
             limit: waiting_max,
