@@ -530,7 +530,7 @@ impl Configuration {
             match rng.u8(..7) {
                 0 => first.rate = (first.rate / factor).max(1),
                 1 => first.rate *= factor,
-                2 => first.per = (first.per / factor).max(500 * MILLI),
+                2 => first.per = (first.per / factor / MILLI * MILLI).max(500 * MILLI),
                 3 => first.per = (first.per * factor).min(120 * SECOND),
                 4 => first.algorithm = Limit::draw(Mix::Random, rng).algorithm,
                 5 => first.algorithm = Algorithm::TokenBucket { burst: rng.u64(1..=first.rate) },
@@ -545,7 +545,10 @@ impl Configuration {
         for limit in &mut limiter.limits {
             match &mut limit.algorithm {
                 Algorithm::TokenBucket { burst } => *burst = (*burst).min(limit.rate),
-                algorithm @ Algorithm::FixedWindow if limiter.is_per_replica => {
+                // A fixed window divides a day.
+                algorithm @ Algorithm::FixedWindow
+                    if limiter.is_per_replica || !(24 * 3600 * SECOND).is_multiple_of(limit.per) =>
+                {
                     *algorithm = Algorithm::SlidingWindow;
                 }
                 _ => {}
