@@ -52,6 +52,7 @@ fn limiter(limits: &[LimitModel]) -> LimiterModel {
         limits: limits.to_vec(),
         wait_max: Some(5 * S),
         max_waiting: 100,
+        slots_max: 0,
         guard: 10 * MS,
         policy: Policy::Local,
         is_shadow: false,

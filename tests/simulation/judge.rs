@@ -380,11 +380,16 @@ fn model(limiter: &Limiter, plan: &Plan, names: &[String]) -> LimiterModel {
         limits: limits.collect(),
         wait_max: limiter.queue.map(|(timeout, _)| timeout),
         // Without a queue a request may still wait for the instant at which its slot is sure to have come.
-        // Each class has as many places; and in a line those have none that have a slot, which may be those of a whole window.
-        max_waiting: limiter.queue.filter(|_| limiter.share.is_none()).map_or(u64::MAX, |(_, most)| {
-            let slots = limiter.limits.iter().map(|limit| limit.rate).min().unwrap_or_default();
-            if has_own_costs { most + slots } else { most }
-        }),
+        // Each class has as many places.
+        max_waiting: limiter.queue.filter(|_| limiter.share.is_none()).map_or(u64::MAX, |(_, most)| most),
+        // In a line those have no place that have a slot, which may be those of a whole window.
+        slots_max: limiter
+            .limits
+            .iter()
+            .filter(|_| has_own_costs)
+            .map(|limit| limit.rate)
+            .min()
+            .unwrap_or_default(),
         guard: limiter.guard(),
         policy: match limiter.policy {
             "local" => Policy::Local,

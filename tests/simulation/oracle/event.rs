@@ -58,6 +58,8 @@ pub(crate) struct LimiterModel {
     pub(crate) wait_max: Option<u64>,
     /// The most requests that wait at once in one queue of one replica.
     pub(crate) max_waiting: u64,
+    /// How many may wait beside these because they have a slot.
+    pub(crate) slots_max: u64,
     /// How long after its slot a permit stays good; every window is widened by it.
     pub(crate) guard: u64,
     /// The policy while the store cannot be asked.

@@ -360,6 +360,7 @@ fn loosen(one: &mut LimiterModel, other: &LimiterModel) {
     });
     one.wait_max = one.wait_max.max(other.wait_max);
     one.max_waiting = one.max_waiting.max(other.max_waiting);
+    one.slots_max = one.slots_max.max(other.slots_max);
     one.guard = one.guard.max(other.guard);
     one.policy = one.policy.max(other.policy);
     one.is_shadow |= other.is_shadow || one.is_per_replica != other.is_per_replica;

@@ -29,8 +29,10 @@ impl Oracle {
         let waits = enforced().map(|(_, _, limiter)| limiter.model.wait_max.unwrap_or(0));
         let own_wait = wait_max.unwrap_or(u64::MAX);
         let wait = waits.min().unwrap_or(0).min(own_wait);
-        let waiting_max =
-            enforced().map(|(_, _, limiter)| limiter.model.max_waiting).min().unwrap_or(u64::MAX);
+        let waiting_max = enforced()
+            .map(|(_, _, limiter)| limiter.model.max_waiting.saturating_add(limiter.model.slots_max))
+            .min()
+            .unwrap_or(u64::MAX);
         let takes: Takes =
             enforced().map(|(state, _, limiter)| (self.key(state, replica), limiter.version)).collect();
         let costs: Rc<[u64]> = enforced().map(|(_, cost, _)| cost).collect();
@@ -165,7 +167,9 @@ impl Oracle {
     /// Judges a refusal for a full queue: so many must have waited at its replica since it was asked for, of all queues together, and in the
     /// time before in which the store may not have answered: until it has, those that leave keep their places.
     fn judge_full(&mut self, request: &Request) {
-        let Request { replica, waiting_max, .. } = *request;
+        let replica = request.replica;
+        let limiters = request.takes.iter().filter_map(|(key, _)| self.limiters.enforced(key.state.limiter));
+        let places = limiters.map(|limiter| limiter.model.max_waiting).min().unwrap_or(u64::MAX);
         let asked = self.now.saturating_sub(self.settings.floor_wait + self.settings.lease);
         while self.answered.front().is_some_and(|(at, _)| *at < asked) {
             self.answered.pop_front();
@@ -180,10 +184,10 @@ impl Oracle {
         let is_crowded = |(key, _): &(StateKey, u32)| {
             self.limiters.get(key.state.limiter).is_some_and(|limiter| limiter.model.is_crowded)
         };
-        let is_bounded = waiting_max < u64::MAX && !request.takes.iter().any(is_crowded);
-        let evidence = (is_bounded && present <= waiting_max && is_calm).then(|| Evidence {
+        let is_bounded = places < u64::MAX && !request.takes.iter().any(is_crowded);
+        let evidence = (is_bounded && present <= places && is_calm).then(|| Evidence {
             sent: present,
-            limit: waiting_max,
+            limit: places,
             detail: format!("request {}, in replica {replica}", request.number),
         });
         self.report(What::RefusedWithPlaces, request, evidence);
