@@ -102,8 +102,8 @@ pub(crate) struct Limiter {
     pub(crate) known_from: u64,
     /// The limiter with earlier policies, and until when each may have been followed.
     before: Vec<(LimiterModel, u64)>,
-    /// Since when replicas have had different guards, and until when that matters, the last time.
-    unlike: Option<(u64, u64)>,
+    /// Until when it matters that replicas had different guards; zero: they never had.
+    unlike_until: u64,
 }
 
 impl Limiter {
@@ -114,20 +114,16 @@ impl Limiter {
         let excesses = followed.chain([&self.model]).map(|model| faults.excess(model, begin));
         let excess = excesses.reduce(|one, other| Some(one?.max(other?))).flatten()?;
         // Those with a small guard leave too little free for those that use their slots later.
-        let is_unlike = self.unlike.is_some_and(|(_, until)| begin < until);
-        Some(if is_unlike { excess.saturating_add(100) } else { excess })
+        Some(if begin < self.unlike_until { excess.saturating_add(100) } else { excess })
     }
 
-    /// Takes in whether replicas have different guards now. A reload of all within a lease is safe.
+    /// Takes in whether replicas have different guards now.
     fn compare_guards(&mut self, at: u64, lease: u64, are_unlike: bool) {
-        self.unlike = match self.unlike {
-            Some((since, u64::MAX)) if !are_unlike => {
-                (at - since > lease).then_some((since, at + lease + self.model.guard))
-            }
-            None if are_unlike => Some((at, u64::MAX)),
-            Some((_, until)) if are_unlike && until < u64::MAX => Some((at, u64::MAX)),
-            unlike => unlike,
-        };
+        if are_unlike {
+            self.unlike_until = u64::MAX;
+        } else if self.unlike_until == u64::MAX {
+            self.unlike_until = at + lease + self.model.guard;
+        }
     }
 
     /// Returns its longest window, widened by what weir keeps free.
@@ -272,7 +268,7 @@ impl Limiters {
                         resumed,
                         known_from,
                         before: Vec::new(),
-                        unlike: None,
+                        unlike_until: 0,
                     },
                 );
             }
