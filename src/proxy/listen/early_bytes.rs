@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::has_budget_remaining;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::io::poll_read_buf;
 
 use super::tls::{Wire, tcp_of};
@@ -29,12 +29,11 @@ const BLOCK: usize = 64 * 1024;
 const TURN_MAX: u64 = 8 * 1024 * 1024;
 /// The longest time that a request whose turn has come waits for memory to look.
 const LOOK_TIME_MAX: Duration = Duration::from_secs(1);
-/// The bytes behind which more may be on the way: a client that has sent so many may have been stopped by its full window, and its kernel
-/// sends the rest, and the end, only now.
-const STOPPED_BYTES: u64 = BLOCK as u64;
-/// The time in which more of that must arrive, and how often that is waited for.
+/// So many bytes that have waited to be read may have filled the window of their client, whose kernel sends the rest, and the end, only now:
+/// Linux begins with windows of some 64 KiB, of which the head takes a part.
+const HELD_UP: u64 = 32 * 1024;
+/// The time in which that arrives.
 const ARRIVES_IN: Duration = Duration::from_millis(20);
-const ARRIVALS_MAX: usize = 5;
 
 /// A client's stream, which hyper and a waiting request share.
 #[derive(Clone)]
@@ -56,6 +55,8 @@ struct Early {
     expected: u64,
     /// The bytes that may still be read because the turn is near.
     turn_left: u64,
+    /// Until when more may arrive of what was held up before the turn was near; `None` before the first look.
+    held_up_until: Option<Instant>,
     seen: Seen,
 }
 
@@ -92,6 +93,7 @@ impl Early {
             part: Part::Waiting,
             expected: 0,
             turn_left: 0,
+            held_up_until: None,
             seen: Seen::Unknown,
         }
     }
@@ -99,6 +101,11 @@ impl Early {
     /// Begins for a request of whose body `expected` bytes are still to come.
     fn begin(&mut self, expected: u64) {
         (self.part, self.expected, self.turn_left) = (Part::Waiting, expected, 0);
+        self.look_again();
+    }
+
+    /// Forgets that all was read: more may have arrived.
+    fn look_again(&mut self) {
         if self.seen != Seen::Ended {
             self.seen = Seen::Unknown;
         }
@@ -106,6 +113,16 @@ impl Early {
 
     fn turn_is_near(&mut self) {
         (self.part, self.turn_left, self.asking) = (Part::Turn, TURN_MAX, None);
+        self.held_up_until = None;
+    }
+
+    /// Notes that all which has arrived was read, or as much as may be. By how much that was at first, and by nothing that comes later, one
+    /// can tell that it was held up.
+    fn looked(&mut self) {
+        self.seen = Seen::Looked;
+        let was_held_up = TURN_MAX - self.turn_left >= HELD_UP && self.turn_left > 0;
+        let more = if was_held_up { ARRIVES_IN } else { Duration::ZERO };
+        self.held_up_until.get_or_insert_with(|| Instant::now() + more);
     }
 
     /// Gives back what is not used.
@@ -142,9 +159,10 @@ impl Early {
             // No memory is asked for before there is something to read.
             let has_arrived = tcp_of(wire).poll_read_ready(context).is_ready();
             if !has_arrived || (is_near && self.turn_left == 0) {
-                // The runtime makes a task wait that has done much at once, whatever has arrived.
-                if is_near && has_budget_remaining() {
-                    self.seen = Seen::Looked;
+                // The runtime makes a task wait that has done much at once, whatever has arrived, and tells of the rest a moment later.
+                let is_all = self.turn_left == 0 || tcp_of(wire).is_silent();
+                if is_near && has_budget_remaining() && is_all {
+                    self.looked();
                 }
                 break;
             }
@@ -287,16 +305,12 @@ impl EarlyReading<'_> {
     /// Waits until all that has arrived was read, or as much as may be. Returns whether the client's stream has ended.
     pub(crate) async fn look(&self) -> bool {
         let looked = async {
-            let mut left = self.look_now().await;
-            for _ in 0..ARRIVALS_MAX {
-                if left == 0 || TURN_MAX - left < STOPPED_BYTES {
-                    break;
-                }
-                sleep(ARRIVES_IN).await;
-                let before = std::mem::replace(&mut left, self.look_now().await);
-                if left == before {
-                    break;
-                }
+            self.look_now().await;
+            let held_up_until = lock(&self.wire).early.held_up_until;
+            if let Some(until) = held_up_until.filter(|until| *until > Instant::now()) {
+                sleep_until(until).await;
+                lock(&self.wire).early.look_again();
+                self.look_now().await;
             }
         };
         // Later the memory is held by requests that go upstream slowly.
@@ -304,18 +318,13 @@ impl EarlyReading<'_> {
         lock(&self.wire).early.seen == Seen::Ended
     }
 
-    /// Reads what has arrived. Returns how many bytes may still be read: none behind the end.
-    async fn look_now(&self) -> u64 {
+    /// Reads what has arrived.
+    async fn look_now(&self) {
         poll_fn(|context| {
             let _ = self.poll(context);
-            let early = &lock(&self.wire).early;
-            match early.seen {
-                Seen::Unknown => Poll::Pending,
-                Seen::Looked => Poll::Ready(early.turn_left),
-                Seen::Ended => Poll::Ready(0),
-            }
+            if lock(&self.wire).early.seen == Seen::Unknown { Poll::Pending } else { Poll::Ready(()) }
         })
-        .await
+        .await;
     }
 }
 
@@ -329,6 +338,7 @@ impl Drop for EarlyReading<'_> {
 mod tests {
     use tokio::io::AsyncWriteExt;
     use tokio::net::{TcpListener, TcpStream};
+    use tokio::time::sleep;
 
     use super::*;
     use crate::proxy::net::stream::Stream;
@@ -348,7 +358,7 @@ mod tests {
         poll_fn(|context| tcp_of(&wire.lock().wire).poll_read_ready(context)).await.unwrap();
     }
 
-    /// As behind a window that was closed until now.
+    /// As behind a window that was full until now.
     #[tokio::test]
     async fn an_end_that_arrives_a_moment_behind_many_bytes_is_seen() {
         let memory = Arc::new(BodyMemory::new(0));
@@ -357,7 +367,7 @@ mod tests {
         has_arrived(&wire).await;
         let reading = reader.begin(1_000_000).expect("a wire");
         reading.turn_is_near();
-        assert_ne!(reading.look_now().await, TURN_MAX, "something was read");
+        reading.look_now().await;
         let rest = async {
             sleep(Duration::from_millis(2)).await;
             client.write_all(&[b'x'; 100_000]).await.unwrap();
@@ -365,6 +375,24 @@ mod tests {
         };
         let (has_ended, ()) = tokio::join!(reading.look(), rest);
         assert!(has_ended);
+    }
+
+    #[tokio::test]
+    async fn an_upload_that_goes_on_is_not_waited_for_at_its_slot() {
+        let memory = Arc::new(BodyMemory::new(0));
+        let (mut client, reader, wire) = connection(&memory).await;
+        let reading = reader.begin(1_000_000).expect("a wire");
+        client.write_all(&[b'x'; 100_000]).await.unwrap();
+        has_arrived(&wire).await;
+        reading.turn_is_near();
+        reading.look_now().await;
+        // Its slot comes later than what was held up.
+        sleep(ARRIVES_IN * 2).await;
+        client.write_all(&[b'x'; 100_000]).await.unwrap();
+        has_arrived(&wire).await;
+        let begin = Instant::now();
+        assert!(!reading.look().await);
+        assert!(begin.elapsed() < ARRIVES_IN, "{:?}", begin.elapsed());
     }
 
     #[tokio::test]

@@ -64,6 +64,11 @@ impl Stream {
         tcp.poll_read_ready(context)
     }
 
+    /// Returns whether nothing has arrived, nor the end, of which the runtime has not told yet.
+    pub(crate) fn is_silent(&self) -> bool {
+        is_silent(self.read.as_ref())
+    }
+
     fn poll_try(
         &self,
         context: &mut Context<'_>,
@@ -142,6 +147,13 @@ impl AsyncWrite for Stream {
     }
 }
 
+/// Returns whether the kernel has neither bytes of the peer nor its end right now.
+fn is_silent(tcp: &TcpStream) -> bool {
+    let mut byte = [MaybeUninit::uninit()];
+    let peeked = SockRef::from(tcp).peek(&mut byte);
+    peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
 /// A view of a [`Stream`]'s peer that consumes no bytes.
 #[derive(Clone)]
 pub(crate) struct Probe(Weak<OwnedWriteHalf>);
@@ -151,10 +163,7 @@ impl Probe {
     /// closed one.
     pub(crate) fn is_idle(&self) -> bool {
         let Some(write) = self.0.upgrade() else { return false };
-        let tcp: &TcpStream = (*write).as_ref();
-        let mut byte = [MaybeUninit::uninit()];
-        let peeked = SockRef::from(tcp).peek(&mut byte);
-        peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        is_silent((*write).as_ref())
     }
 
     /// Waits until the peer has closed its side or the connection broke, even behind unread bytes.
