@@ -194,7 +194,8 @@ const FAULTS: [Fault; 7] = [
     },
 ];
 
-async fn is_overcome(fault: &Fault) {
+/// Returns what it has started: to end a process may take seconds of the thread that others are timed on.
+async fn is_overcome(fault: &Fault) -> (RedisServer, Trial) {
     let (other, nobody) = (RedisServer::start().await, closed_port().to_string());
     let port = other.port().to_string();
     let mut trial = Trial::start().await;
@@ -210,6 +211,7 @@ async fn is_overcome(fault: &Fault) {
     trial.stays_away(fault.word, fault.result).await;
     trial.run(fault.end).await;
     trial.ends_well().await;
+    (other, trial)
 }
 
 #[tokio::test]
