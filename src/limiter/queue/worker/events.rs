@@ -69,9 +69,9 @@ pub(in crate::limiter) struct LocalAnswer {
 
 /// An event of a worker.
 ///
-/// A turn tells them in this order: of a call's result the link that it leads to, the pauses that it names, and the answer; changed limits;
-/// the link and the pause as they are now; moves, reports and freed permits; who has left; the prefetched permits; arrivals; permits that
-/// come back.
+/// A turn tells them in this order: of a call's result the link that it leads to, the pauses that it names, and the answer
+/// ([`CallEnd`](super::store_calls::CallEnd) has all its ends); changed limits; the link and the pause as they are now; moves, reports and freed
+/// permits; who has left; the prefetched permits; arrivals; permits that come back; who of these has left.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::limiter) enum Event {
     /// A request has come.

@@ -3,7 +3,8 @@
 //! While a call is under way arrivals collect, and the next call books for all of them; an idle limiter
 //! sends at once, so batching adds no delay. The slots that the store answers go into
 //! [cost queues](crate::limiter::queue::cost_queue), which hand them out when they are due. A worker that has had nothing to
-//! do for a while ends, and its queue with it, unless a guard holds the queue.
+//! do for a while ends, and its queue with it, unless a guard holds the queue. Prefetched permits are handed out by the
+//! [queue](crate::limiter::queue::handle::Queue) itself: the worker hears of that.
 //!
 //! All decisions are made in a core, which is pure: [`core`], or [`line`] where callers share the quota; `cores` chooses, `common` and
 //! `limits` are what both are made of. The rest is the shell, whose parts are in `state`: `run` turns what happens into

@@ -25,7 +25,20 @@ pub(super) struct MadeCall {
     pub(super) sent: Moment,
 }
 
-/// The end of a call.
+/// The end of a call. What becomes of that for which it was made:
+///
+/// | the call | events | requests, and slots asked for | slots that it gives back |
+/// |---|---|---|---|
+/// | is answered | `Linked`, `Paused`, `Answered` | booked, or refused | given back |
+/// | is answered in an epoch that is over, or not open yet | `Linked`, `PutBack` | go with the next call | void |
+/// | is answered before the store knew of this replica's offline grants | `Linked`, `PutBack`, `Unneeded` | go with the next call; those booked are given back | given back |
+/// | is not made | `PutBack`, `Linked` | go with the next call | go with the next call |
+/// | fails before it is sent | `Failed` | go with the next call, a heartbeat later | go with the next call |
+/// | fails | `Failed` | go with the next call, a heartbeat later | count as used |
+/// | is given up, since an outage begins | none | served by the policies | count as used, or `Unneeded` if it was not made |
+/// | is answered behind its failure, or its being given up | `Unneeded` | those booked are given back | given back |
+///
+/// Only an `Answered` renews the lease.
 pub(super) enum CallEnd {
     Answered(Answer),
     Failed(Failure),

@@ -60,15 +60,15 @@ impl BookedCore {
             && now >= self.calls.not_before
     }
 
-    /// Returns whether the store must be heard at each heartbeat.
-    fn needs_heartbeats(&self) -> bool {
+    /// Returns whether the store must be heard again and again: by calls, or by heartbeats that spare them.
+    fn needs_contact(&self) -> bool {
         !self.owed.reschedule.slots.is_empty()
             || !self.owed.give_back.is_empty()
             || self.cost_queues.values().any(CostQueue::holds_booked)
     }
 
-    /// Returns when a call is to be made if only the heartbeat asks for one.
-    fn heartbeat_at(&self) -> Moment {
+    /// Returns when a call is to be made if there is no other reason for one than to hear the store.
+    fn next_contact_at(&self) -> Moment {
         let Terms { heartbeat, .. } = self.limits.terms;
         // A heartbeat that spares the call is followed by the next one within two intervals, or else by the call.
         let by_call = self.calls.contact.map(|contact| contact + heartbeat);
@@ -85,12 +85,12 @@ impl BookedCore {
         Some(near.min(self.calls.contact? + FAR_INTERVAL))
     }
 
-    /// Returns whether there is a reason for a call at once, and not only at the next heartbeat.
+    /// Returns whether there is a reason for a call at once, and not only at [`Self::next_contact_at`].
     fn has_reason(&self, now: Moment) -> bool {
         // An idle queue that nobody keeps waits for its next request: there may be very many such queues.
-        (self.calls.is_outdated && (self.stay.is_kept || self.needs_heartbeats()))
+        (self.calls.is_outdated && (self.stay.is_kept || self.needs_contact()))
             || !self.arrivals.list.is_empty()
-            // To a store that is away they go with each heartbeat, which `needs_heartbeats` asks for.
+            // To a store that is away they go with each heartbeat, which `needs_contact` asks for.
             || (!self.owed.give_back.is_empty() && !matches!(self.link, Link::Away { .. }))
             || self.may_reschedule(now)
             || !self.owed.replace.is_empty()
@@ -101,7 +101,7 @@ impl BookedCore {
     /// Makes the next call, if there is a reason for one and none is under way.
     pub(super) fn ask(&mut self, context: &Context, out: &mut Vec<Action>) {
         let now = context.now;
-        let is_due = || self.needs_heartbeats() && now >= self.heartbeat_at();
+        let is_due = || self.needs_contact() && now >= self.next_contact_at();
         if self.may_call(now) && (self.has_reason(now) || is_due()) {
             (self.calls.is_outdated, self.calls.passed) = (false, 0);
             let call = self.make_call(context, out);
@@ -118,7 +118,7 @@ impl BookedCore {
             return Some(self.calls.not_before.max(now));
         }
         let reschedules_at = (!self.owed.reschedule.slots.is_empty()).then_some(self.owed.reschedule.from);
-        let next = self.needs_heartbeats().then(|| self.heartbeat_at());
+        let next = self.needs_contact().then(|| self.next_contact_at());
         next.into_iter().chain(reschedules_at).min().map(|at| at.max(self.calls.not_before))
     }
 
@@ -251,8 +251,16 @@ impl BookedCore {
             queue_slots_left: self.queue_slots_left() + replaced_requests as u64,
             ..Call::default()
         };
-        self.calls.under_way =
-            Some(Sent { at: now, reschedule, replace, arrivals, traded, prefetch, give_back, generations });
+        self.calls.under_way = Some(Sent {
+            built: now,
+            reschedule,
+            replace,
+            arrivals,
+            traded,
+            prefetch,
+            give_back,
+            generations,
+        });
         call
     }
 

@@ -112,7 +112,8 @@ impl BookedCore {
     /// Takes in that the call under way has failed.
     pub(super) fn failed(&mut self, is_unsent: bool) {
         let Some(sent) = &self.calls.under_way else { return };
-        self.calls.not_before = sent.at + self.limits.terms.heartbeat;
+        // Where it failed late that is over, and the next call goes at once.
+        self.calls.not_before = sent.built + self.limits.terms.heartbeat;
         // The slots to reschedule that were not sent yet are lost with those that were.
         self.lose_rescheduled();
         self.trade.freed = None;

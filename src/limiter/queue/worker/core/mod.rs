@@ -22,6 +22,12 @@
 //!   for its new place;
 //! - it is *lost*: the store has forgotten it, with all that is of an earlier epoch. Another one is asked for, and nothing is given back.
 //!
+//! A pause, a reset, a reload and external usage all come about in the same way. They are told as `Moved` or `Reconfigured`, so that
+//! `is_outdated` makes a call at once. In its answer the generations of the limiters are others, and `observe_generations` takes the void slots
+//! out of the cost queues. The next call asks for their new places (`take_rescheduled`), and who gets none that is near enough is refused. Where a
+//! request needs two limiters of which only one has moved, its slot stands in the other one's books at the old place: `release_unmoved` gives it
+//! back there first, and a heartbeat later, when the other replicas have done the same, the new places are asked for.
+//!
 //! [`events`](super::events) names what goes in and out. `asking` builds the next call, `answers` takes in an answer, `links` does what
 //! follows from the state of the store, `serving` hands slots out, `refusing` refuses, `bursts` knows how many permits can be sent at once,
 //! `prefetching` and `ending` do as their names say.
@@ -91,7 +97,10 @@ struct Arrivals {
 /// | the cost queue, void | `reschedule` | `observe_generations` |
 /// | `reschedule` | `replace` | `lose_rescheduled` |
 /// | `replace`, `reschedule` | [`Calls::under_way`] | `make_call` |
-/// | `replace` | [`Calls::local`] | `serve_without_store` |
+/// | `replace` | [`Calls::local`] | `serve_without_store`, by `local` |
+/// | `replace` | the cost queue, as a slot without a limit | `serve_without_store`, by `allow` |
+/// | `replace` | nowhere: a request is refused | `serve_without_store`, by `reject` |
+/// | `replace` | nowhere: its request is refused already | `close` |
 /// | a call | the cost queue | [`BookedCore::hold_wanted`] |
 /// | a call | nowhere: a request is refused | `refuse_without_slot` |
 /// | a call | `replace` again | `put_back_call`, or [`BookedCore::owe`] for what an answer leaves |
@@ -168,7 +177,8 @@ struct LocalCall {
 /// A call under way, with the requests and slots that it was made for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Sent {
-    at: Moment,
+    /// When it was built. It may be sent later.
+    built: Moment,
     /// The slots to reschedule and their costs, in the call's order.
     reschedule: Vec<(Slot, Permits)>,
     /// The number of slots of each cost that are asked for in place of others. They come first in the call's runs.
@@ -241,12 +251,13 @@ impl BookedCore {
     /// Takes in events that came together, and restores the invariants. The only entrance.
     ///
     /// The order of the steps:
-    /// 1. all events are taken in, each by itself;
+    /// 1. all events are taken in, each by itself, and a pause that is over is dropped;
     /// 2. in an outage the policies serve what is asked for, and then slots that have come go out: a slot of the share, or one without a
-    ///    limit, in the turn in which it was asked for;
+    ///    limit, in the turn in which it was asked for. The request of one that has come too late is served once more;
     /// 3. requests are refused: those whose wait is over without a slot that has come, and those for whom there is no room;
-    /// 4. slots that nobody needs any more are given back, and the others' requests learn that they wait;
-    /// 5. the next call takes along what all of these leave.
+    /// 4. slots that nobody needs any more are given back, and the others' requests learn that they wait. Where any do, prefetched permits
+    ///    are taken out, so that no newcomer overtakes them;
+    /// 5. the next call takes along what all of these leave, and a worker without work ends.
     pub(in crate::limiter) fn on(
         &mut self,
         events: impl IntoIterator<Item = Event>,
