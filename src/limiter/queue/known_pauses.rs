@@ -64,6 +64,14 @@ impl KnownPause {
     fn matters(&self, memory: u64, now: Moment) -> bool {
         self.until > now || (self.is_lifted() && self.is_unreported(memory) && now < self.at + PAUSE_MAX)
     }
+
+    /// Returns the resume by hand of a partition that is left of its last pause once that is over, if the pause of the whole limiter began
+    /// before. After an upstream's pause the store knows of it if it knows of that of the whole.
+    fn as_resume(self, whole: &KnownPause) -> KnownPause {
+        let memory = if self.is_by_hand() { self.memory } else { whole.memory };
+        let cause = self.cause.map(|cause| Cause { reason: Reason::ByHand, ..cause });
+        KnownPause { until: self.at, cause, memory, ..self }
+    }
 }
 
 /// The known pauses of one limiter.
@@ -137,6 +145,7 @@ impl KnownPauses {
             return false;
         }
         let heard = KnownPause { at: now, until, cause: None, memory: Some(memory) };
+        let known = known.filter(|known| !known.is_lifted());
         let pause = known.map_or(heard, |known| KnownPause { until, memory: Some(memory), ..known });
         self.put(partition, pause);
         true
@@ -213,18 +222,26 @@ impl KnownPauses {
         if known.memory != Some(memory) || known.at >= sent {
             return known.until <= sent;
         }
-        match partition.filter(|partition| self.partitions.contains_key(partition)) {
-            Some(partition) => drop(self.partitions.remove(&partition)),
+        match partition.and_then(|partition| self.partitions.get_mut(&partition)) {
+            Some(part) => part.until = part.until.min(sent),
             None if partition.is_none() => self.whole = None,
             None => {}
         }
         true
     }
 
-    /// Removes what does not matter any more.
+    /// Removes what does not matter any more. A later action on a partition than on the whole matters until the pause of the whole is over,
+    /// which does not hold for that partition.
     pub(in crate::limiter) fn prune(&mut self, memory: u64, now: Moment) {
         self.whole.take_if(|pause| !pause.matters(memory, now));
-        self.partitions.retain(|_, pause| pause.matters(memory, now));
+        let whole = self.whole.filter(|whole| whole.until > now);
+        self.partitions.retain(|_, part| {
+            if part.matters(memory, now) {
+                return true;
+            }
+            let exempted_from = whole.filter(|whole| whole.at < part.at);
+            exempted_from.inspect(|whole| *part = part.as_resume(whole)).is_some()
+        });
     }
 
     /// Returns whether the limiter, or any of its partitions, is paused.
@@ -345,6 +362,35 @@ mod tests {
         heard.note_end(None, at(60), MEMORY, at(13));
         assert!(heard.is_news(None, &by_hand(10, 60, Some(MEMORY))));
         assert!(!heard.is_news(None, &by_hand(10, 10, Some(MEMORY))), "the pause may be a later one");
+    }
+
+    #[test]
+    fn a_partition_that_was_resumed_stays_so_while_the_whole_is_paused() {
+        let (whole, resume) = (by_hand(10, 60, Some(MEMORY)), by_hand(20, 20, Some(MEMORY)));
+        let mut known = KnownPauses::default();
+        let is_open = |known: &KnownPauses| known.of(partition()).is_none_or(|pause| pause.is_lifted());
+        known.note(None, whole, MEMORY, at(10));
+        known.note(partition(), resume, MEMORY, at(20));
+        assert!(known.ended(partition(), MEMORY, at(30)), "the store knows of no pause");
+        known.prune(MEMORY, at(30));
+        assert_eq!((known.of(partition()), known.of(None)), (Some(resume), Some(whole)));
+        assert!(!known.is_news(partition(), &resume));
+        assert_eq!(known.unreported(MEMORY + 1, at(30)), [(None, whole), (partition(), resume)]);
+        // Nor does the pause of the whole hold behind one of the partition's own.
+        known.note(partition(), upstreams(30, 35, None), MEMORY, at(30));
+        assert!(!is_open(&known));
+        known.prune(MEMORY, at(35));
+        assert!(is_open(&known) && known.unreported(MEMORY, at(35)).is_empty(), "{known:?}");
+        known.note_end(partition(), at(60), MEMORY, at(40));
+        assert!(!is_open(&known));
+        known.ended(partition(), MEMORY, at(41));
+        known.prune(MEMORY, at(41));
+        assert!(is_open(&known), "{known:?}");
+        let mut later = known.clone();
+        later.note(None, by_hand(50, 70, Some(MEMORY)), MEMORY, at(50));
+        assert!(!is_open(&later), "of all partitions");
+        known.prune(MEMORY, at(60));
+        assert!(known.is_empty());
     }
 
     #[test]
