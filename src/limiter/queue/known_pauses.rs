@@ -15,6 +15,9 @@ const PARTITIONS_MAX: usize = 1000;
 /// Two replicas that tell the store of one action do not agree on its moment, but nearly.
 const SAME_WITHIN: Micros = Micros::from_millis(100);
 
+/// How much later than the announcement of a resume an answer may be heard that the store gave before the resume.
+const HEARD_LATE: Micros = Micros::from_millis(1000);
+
 /// A pause, or the end of one by hand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::limiter) struct KnownPause {
@@ -62,7 +65,8 @@ impl KnownPause {
 
     /// Returns whether the pause is not over, or its end by hand may still matter.
     fn matters(&self, memory: u64, now: Moment) -> bool {
-        self.until > now || (self.is_lifted() && self.is_unreported(memory) && now < self.at + PAUSE_MAX)
+        let matters_for = if self.is_unreported(memory) { PAUSE_MAX } else { HEARD_LATE };
+        self.until > now || (self.is_lifted() && now < self.at + matters_for)
     }
 
     /// Returns the resume by hand of a partition that is left of its last pause once that is over, if the pause of the whole limiter began
@@ -293,6 +297,8 @@ mod tests {
             [(None, by_hand(10, 60, None)), (partition(), by_hand(12, 12, None))]
         );
         assert!(known.note(None, by_hand(14, 14, Some(MEMORY)), MEMORY, at(14)), "a resume of all, later");
+        assert_eq!(known.of(partition()), Some(by_hand(14, 14, Some(MEMORY))));
+        known.prune(MEMORY, at(15));
         assert!(known.is_empty(), "{known:?}");
     }
 
@@ -362,6 +368,16 @@ mod tests {
         heard.note_end(None, at(60), MEMORY, at(13));
         assert!(heard.is_news(None, &by_hand(10, 60, Some(MEMORY))));
         assert!(!heard.is_news(None, &by_hand(10, 10, Some(MEMORY))), "the pause may be a later one");
+    }
+
+    /// The answer of a heartbeat may be from before a resume, and be heard behind its announcement.
+    #[test]
+    fn a_pause_is_no_news_right_behind_its_end() {
+        let mut known = KnownPauses::default();
+        known.note(None, by_hand(11, 11, Some(MEMORY)), MEMORY, at(11));
+        assert!(!known.is_news(None, &by_hand(10, 60, Some(MEMORY))));
+        known.prune(MEMORY, at(12));
+        assert!(known.is_empty());
     }
 
     #[test]
