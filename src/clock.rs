@@ -67,6 +67,9 @@ impl fmt::Debug for Micros {
     }
 }
 
+/// The moment at which the machine started. What other machines tell of from before then has moments, too, in the order in which it was.
+const MACHINE_START: Moment = Moment(48 * 3_600_000_000);
+
 /// An instant of this process: microseconds of a clock that runs on while the machine sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Moment(pub u64);
@@ -114,7 +117,7 @@ enum Source {
 impl Source {
     fn moment(self) -> Moment {
         match self {
-            Source::Machine(since_boot) => Moment(since_boot().0),
+            Source::Machine(since_boot) => MACHINE_START + since_boot(),
             Source::Runtime(anchor) => Moment(Micros::from(anchor.elapsed()).0),
         }
     }

@@ -151,6 +151,11 @@ mod tests {
 
     const SECOND: Micros = Micros::from_millis(1000);
 
+    fn by_hand(partition: Option<Partition>, stretch: PauseStretch) -> ActionByHand {
+        let name = LimiterName::parse("api").unwrap();
+        ActionByHand { name, partition, stretch, replica: 2 }
+    }
+
     /// One that another replica has told the store of, of which this one hears first with a heartbeat.
     #[tokio::test(start_paused = true)]
     async fn an_action_by_hand_is_heard_again_once_the_store_was_told_of_this_replicas_own() {
@@ -170,8 +175,7 @@ mod tests {
         for before in [6, 1] {
             let from = clock.now() - Micros(before * SECOND.0);
             let stretch = PauseStretch { from, until: clock.now() + SECOND + SECOND };
-            let name = LimiterName::parse("api").unwrap();
-            let action = ActionByHand { name, partition: None, stretch, replica: 2 };
+            let action = by_hand(None, stretch);
             let answer = HeartbeatAnswer { by_hand: vec![action.clone()], ..HeartbeatAnswer::default() };
             for _ in 0..2 {
                 assert_eq!(session.take_by_hand(&answer), answer.by_hand);
@@ -189,5 +193,21 @@ mod tests {
             assert_eq!(pauses.follow_by_hand(&action), session.moments(stretch));
             assert!(session.take_by_hand(&answer).is_empty() && pauses.is_paused());
         }
+    }
+
+    #[test]
+    fn of_actions_from_before_the_machine_started_the_later_one_counts() {
+        let wall = Micros(1_000_000 * SECOND.0);
+        let clock = Clock::starting_at(wall, || SECOND + SECOND);
+        let session = Arc::new(StoreSession::new(LatentStore::new(clock, Duration::ZERO), clock));
+        session.answered(session.moment(), Epoch { now: wall, id: 1, memory: 1, ..Epoch::default() });
+        let pauses = LimiterPauses::new(session);
+        let (partition, ago) =
+            (Some(Partition::of([Some(&b"tenant"[..])])), |seconds| wall - Micros(seconds * SECOND.0));
+        let pause = PauseStretch { from: ago(60), until: wall + Micros(60 * SECOND.0) };
+        assert!(pauses.follow_by_hand(&by_hand(None, pause)).is_some());
+        let resume = PauseStretch { from: ago(30), until: Micros::ZERO };
+        assert!(pauses.follow_by_hand(&by_hand(partition, resume)).is_some(), "it is the later one");
+        assert_eq!((pauses.in_force(partition).is_some(), pauses.in_force(None).is_some()), (false, true));
     }
 }
