@@ -34,7 +34,7 @@ const RETRIED: u32 = 4;
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
 
 /// The notices of a heartbeat to queues.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(in crate::limiter) enum HeartbeatNotice<'a> {
     /// A new epoch has begun, or the store is away or back.
     LinkChanged,
@@ -42,8 +42,8 @@ pub(in crate::limiter) enum HeartbeatNotice<'a> {
     Moved(&'a [Moved], Micros),
     /// Bookings of any limiter may be moved by the next call, as of an instant of the store's clock.
     AllMoved(Micros),
-    /// Limiters, or partitions, were paused or resumed by hand.
-    ByHand(&'a [ActionByHand]),
+    /// Limiters of this session, or partitions, were paused or resumed by hand.
+    ByHand(&'a StoreSession, &'a [ActionByHand]),
 }
 
 /// The heartbeat of one session.
@@ -192,7 +192,7 @@ fn tell_moves(
     }
     let by_hand = session.take_by_hand(answer);
     if !by_hand.is_empty() {
-        tell(HeartbeatNotice::ByHand(&by_hand));
+        tell(HeartbeatNotice::ByHand(session, &by_hand));
     }
     let is_complete = answer.moved.is_some();
     session.on(SessionEvent::MovesTold { sent, epoch: answer.epoch, is_complete }, session.moment());

@@ -218,7 +218,7 @@ impl Stage {
                 HeartbeatNotice::LinkChanged => "link changed".to_owned(),
                 HeartbeatNotice::Moved(moved, _) => format!("moved {}", moved[0].0),
                 HeartbeatNotice::AllMoved(_) => "all moved".to_owned(),
-                HeartbeatNotice::ByHand(actions) => format!("by hand {}", actions.len()),
+                HeartbeatNotice::ByHand(_, actions) => format!("by hand {}", actions.len()),
             };
             notices.lock().unwrap().push(told);
         }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::limiter::model::{ActionByHand, Moved};
 use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::recovery::heartbeat::HeartbeatNotice;
+use crate::limiter::recovery::session::StoreSession;
 use crate::limiter::registry::queues::Queues;
 use crate::limiter::registry::store_sessions::StoreSessions;
 use crate::telemetry::Metrics;
@@ -47,17 +48,88 @@ impl InForce {
                         || moved.contains(&(active.name.clone(), None))
                 });
             }
-            HeartbeatNotice::ByHand(actions) => actions.iter().for_each(|action| self.follow_by_hand(action)),
+            HeartbeatNotice::ByHand(session, actions) => {
+                actions.iter().for_each(|action| self.follow_by_hand(session, action));
+            }
         }
     }
 
-    /// Keeps to an action by hand that the store has. It does not concern a limiter of this name that each replica has for itself.
-    fn follow_by_hand(&self, action: &ActionByHand) {
-        let is_meant =
-            |active: &Arc<ActiveLimiter>| active.name == action.name && active.session.store.may_fail();
+    /// Keeps to an action by hand that a part of the store has. A limiter of this name that has its state elsewhere is not concerned: each
+    /// replica has it for itself by now, or a reload has moved it to another part.
+    fn follow_by_hand(&self, session: &StoreSession, action: &ActionByHand) {
+        let is_meant = |active: &Arc<ActiveLimiter>| {
+            active.name == action.name && std::ptr::eq(&raw const *active.session, session)
+        };
         for active in self.limiters().into_iter().filter(is_meant) {
             let instance = LimiterInstance { active, partition: action.partition };
             self.queues.follow_by_hand(&instance, action);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock::{Clock, Micros};
+    use crate::entropy::Entropy;
+    use crate::limiter::model::{Epoch, Limiter, LimiterName, PauseStretch};
+    use crate::limiter::recovery::fallback::Fallback;
+    use crate::limiter::recovery::fleet::Fleet;
+    use crate::limiter::registry::prepared_limiters::PreparedLimiters;
+    use crate::limiter::registry::queues::LINGER;
+    use crate::limiter::store::memory::MemoryStore;
+    use crate::limiter::tests::latent_store::LatentStore;
+    use crate::limiter::tests::limiter;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn session(clock: Clock) -> Arc<StoreSession> {
+        let session = Arc::new(StoreSession::new(LatentStore::new(clock, Duration::ZERO), clock));
+        answered(&session);
+        session
+    }
+
+    fn answered(session: &StoreSession) {
+        let epoch = Epoch { now: session.now(), id: 1, memory: 1, ..Epoch::default() };
+        session.answered(session.moment(), epoch);
+    }
+
+    /// Returns a registry whose store has answered.
+    fn in_force(clock: Clock) -> Arc<InForce> {
+        let (store, entropy) = (MemoryStore::for_outages(clock), Entropy::system());
+        let fallback = Fallback { replica: 1, store, clock, entropy, fleet: Fleet::new(1, 1) };
+        let sessions = StoreSessions::new(LatentStore::new(clock, Duration::ZERO), clock);
+        answered(&sessions.overall);
+        let queues = Arc::new(Queues::new(Arc::new(fallback), LINGER));
+        Arc::new(InForce::new(sessions, queues, Metrics::new()))
+    }
+
+    fn named(name: &str) -> Arc<Limiter> {
+        let name = LimiterName::parse(name).unwrap();
+        Arc::new(Limiter { name, ..Limiter::clone(&limiter(10, SECOND, SECOND)) })
+    }
+
+    /// Returns the pause of a limiter for a minute.
+    fn pause_of(limiter: &Limiter, clock: Clock) -> ActionByHand {
+        let stretch = PauseStretch { from: clock.now(), until: clock.now() + Micros::from_millis(60_000) };
+        ActionByHand { name: limiter.name.clone(), partition: None, stretch, replica: 2 }
+    }
+
+    fn are_paused(in_force: &InForce) -> Vec<bool> {
+        in_force.limiters().iter().map(|active| active.pauses.is_paused()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn actions_by_hand_of_another_part_of_the_store_concern_no_limiter_of_that_name() {
+        let clock = Clock::of_runtime();
+        let (in_force, left, api) = (in_force(clock), session(clock), named("api"));
+        PreparedLimiters::new(&in_force, std::slice::from_ref(&api)).commit();
+        let actions = [pause_of(&api, clock)];
+        in_force.notify(HeartbeatNotice::ByHand(&left, &actions));
+        assert_eq!(are_paused(&in_force), [false]);
+        in_force.notify(HeartbeatNotice::ByHand(&in_force.sessions.overall, &actions));
+        assert_eq!(are_paused(&in_force), [true]);
     }
 }
