@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use crate::clock::{Clock, Micros, Moment};
-use crate::limiter::model::{ActionByHand, Epoch, HeartbeatAnswer, PauseStretch};
+use crate::limiter::model::{ActionByHand, Epoch, HeartbeatAnswer, LimiterName, PauseStretch};
 use crate::limiter::recovery::copies::Copies;
 use crate::limiter::recovery::earlier_layout::EarlierLayout;
 use crate::limiter::recovery::fallback::Fallback;
@@ -177,6 +177,11 @@ impl StoreSession {
         let untold = answer.by_hand.iter().filter(|action| !told.contains(action)).cloned().collect();
         told.clone_from(&answer.by_hand);
         untold
+    }
+
+    /// Lets the next answer tell of the actions by hand on a limiter once more: one that has come since knows of none.
+    pub(in crate::limiter) fn hear_again_of(&self, limiter: &LimiterName) {
+        lock(&self.by_hand).retain(|told| told.name != *limiter);
     }
 
     /// Lets the next answer tell of an action by hand once more.

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use crate::clock::{Clock, Micros};
     use crate::entropy::Entropy;
-    use crate::limiter::model::{Epoch, Limiter, LimiterName, PauseStretch};
+    use crate::limiter::model::{Epoch, HeartbeatAnswer, Limiter, LimiterName, PauseStretch};
     use crate::limiter::recovery::fallback::Fallback;
     use crate::limiter::recovery::fleet::Fleet;
     use crate::limiter::registry::prepared_limiters::PreparedLimiters;
@@ -131,5 +131,25 @@ mod tests {
         assert_eq!(are_paused(&in_force), [false]);
         in_force.notify(HeartbeatNotice::ByHand(&in_force.sessions.overall, &actions));
         assert_eq!(are_paused(&in_force), [true]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_limiter_hears_of_actions_by_hand_from_before_the_reload_with_which_it_comes() {
+        let clock = Clock::of_runtime();
+        let (in_force, all) = (in_force(clock), ["first", "second"].map(named));
+        PreparedLimiters::new(&in_force, &all[..1]).commit();
+        let by_hand = all.iter().map(|limiter| pause_of(limiter, clock)).collect();
+        let (session, answer) =
+            (&in_force.sessions.overall, HeartbeatAnswer { by_hand, ..HeartbeatAnswer::default() });
+        let beat = || {
+            let actions = session.take_by_hand(&answer);
+            in_force.notify(HeartbeatNotice::ByHand(session, &actions));
+            actions.len()
+        };
+        assert_eq!((beat(), are_paused(&in_force)), (2, vec![true]));
+        PreparedLimiters::new(&in_force, &all).commit();
+        assert_eq!((beat(), are_paused(&in_force)), (1, vec![true, true]));
+        PreparedLimiters::new(&in_force, &all).commit();
+        assert_eq!(beat(), 0, "no limiter has come");
     }
 }

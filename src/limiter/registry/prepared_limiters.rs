@@ -67,6 +67,8 @@ pub struct PreparedLimiters {
     next: Vec<Arc<ActiveLimiter>>,
     /// The limiters among `next` that are in force already and get another configuration.
     changed: Vec<Changed>,
+    /// The limiters among `next` that are not in force yet.
+    created: Vec<Arc<ActiveLimiter>>,
     sessions: NewSessions,
 }
 
@@ -78,6 +80,7 @@ impl PreparedLimiters {
             in_force: in_force.clone(),
             next: Vec::with_capacity(limiters.len()),
             changed: Vec::new(),
+            created: Vec::new(),
             sessions: NewSessions::default(),
         };
         for limiter in limiters {
@@ -99,7 +102,11 @@ impl PreparedLimiters {
                 }
                 active.clone()
             }
-            None => self.create(limiter, session, now),
+            None => {
+                let created = self.create(limiter, session, now);
+                self.created.push(created.clone());
+                created
+            }
         };
         self.next.push(active);
     }
@@ -130,7 +137,7 @@ impl PreparedLimiters {
     /// An unchanged limiter notices nothing. A changed one keeps its queues and what was used of it, and its workers
     /// move the requests that wait. The queues of a removed limiter end with their last request.
     pub fn commit(self) {
-        let PreparedLimiters { in_force, next, changed, sessions } = self;
+        let PreparedLimiters { in_force, next, changed, created, sessions } = self;
         in_force.sessions.add(&sessions);
         for Changed { active, after, seen_for, metrics, .. } in &changed {
             active.change(after.clone(), metrics.clone(), *seen_for);
@@ -139,6 +146,7 @@ impl PreparedLimiters {
         let kept: HashSet<Box<str>> = next.iter().map(|active| active.name.as_str().into()).collect();
         let moved = moved(&in_force.limiters(), &next);
         in_force.replace(next);
+        created.iter().for_each(|active| active.session.hear_again_of(&active.name));
         for (limiter, from, to) in moved {
             // Another part of a store holds the state from now on, and knows nothing of what was granted.
             to.ledger().take_over(&limiter, &from.ledger());
