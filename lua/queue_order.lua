@@ -86,10 +86,13 @@ do
     return 0, 0
   end
 
+  -- How long an answer is kept for a repeated call.
+  local CALL_KEPT = 1000000
+
   -- Writes an order, and the answer to a call of a replica; the call 0 is not kept.
   local function keep(key, was, order, now, replica, call, answer)
-    -- How long an answer is kept for a repeated call, and how many bytes of it at most.
-    local CALL_KEPT, ANSWER_MAX = 1000000, 8192
+    -- How many bytes of an answer are kept at most.
+    local ANSWER_MAX = 8192
     local calls, kept, size = order.calls, {}, 0
     if order.followed > 0 then kept, size = { 0, order.followed, order.advised, "" }, 4 end
     for index = 1, #calls, 4 do
@@ -163,7 +166,12 @@ do
       order.reviewed, order.expected, order.booked, order.followed = now, expected, 0, 0
     end
 
-    return { given_back = given_back, advise = advise, review_spread = review_spread }
+    -- Lets an order live on that has answered a repeated call. With a write by its own connection `WAIT` speaks of that answer, too.
+    local function answered_again(key, order, now)
+      redis.call("PEXPIRE", key, ceil((max(order.last, order.advised, now + CALL_KEPT) - now) / 1000) + 1000)
+    end
+
+    return { given_back = given_back, answered_again = answered_again, advise = advise, review_spread = review_spread }
   end
 
   QueueOrder = setmetatable({

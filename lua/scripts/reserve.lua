@@ -74,7 +74,10 @@ end
 local order = QueueOrder.load(order_key, stored[limiters + 1])
 local answered = QueueOrder.answered(order, replica, call)
 if answered == "" then return redis.error_reply("REPEATED the call was carried out before") end
-if answered then return answered end
+if answered then
+  QueueOrder.answered_again(order_key, order, now)
+  return answered
+end
 QueueOrder.open(order, now, states)
 if taken_back_until > 0 and now > taken_back_until then given_back = {} end
 

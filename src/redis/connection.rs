@@ -408,10 +408,8 @@ impl PartConnection {
         if result.is_ok() {
             lent.give_back();
         }
-        // The script answers a booking that comes again from its memory, without a write, and `WAIT` speaks of what its own connection
-        // has written alone.
-        let is_told = turn.is_repeated() && matches!(op, StoreOp::Reserve | StoreOp::Deal);
-        Ok((unknown, result.map(|(value, count)| Reply { value, is_confirmed: count > 0 && !is_told, era })))
+        // `WAIT` speaks of what its own connection has written. A booking that comes again writes, too.
+        Ok((unknown, result.map(|(value, count)| Reply { value, is_confirmed: count > 0, era })))
     }
 
     /// Waits for an answer: for that to a probe as long as any call may take. Only its connection may take longer, so that a dead one

@@ -33,11 +33,6 @@ impl Turn {
         Turn { is_repeated: true, ..self }
     }
 
-    /// Returns whether this is the call's repetition.
-    pub(super) fn is_repeated(self) -> bool {
-        self.is_repeated
-    }
-
     /// Returns whether the call may be made once more.
     pub(super) fn may_be_repeated(self) -> bool {
         !self.is_repeated && !self.again().is_too_late()

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use rustix::process::Signal;
 
 use crate::support::load::Load;
@@ -164,6 +165,31 @@ async fn a_booking_that_no_replica_confirms_is_not_used() {
     }
     assert_eq!(upstream.count(), 5, "{answers:?}");
     assert_eq!(answers.last().map(|(status, _)| *status), Some(429), "{answers:?}");
+}
+
+/// A booking that breaks off with its connection is made once more. It was not carried out before, and a replica has it.
+#[tokio::test]
+async fn a_booking_over_a_connection_that_was_closed_is_confirmed() {
+    let _lane = lane::shared().await;
+    let (sentinel, upstream) = (Sentinel::start().await, Upstream::start());
+    let store = sentinel.store().replace("timeout: 1s", "timeout: 1s, confirm: replica");
+    let limiter = "{limits: [100/60s], key: [path:1], on_store_failure: reject}";
+    let weir = Weir::start(&one_limiter(&store, limiter, &upstream)).await;
+    let burst = async |of: u64| {
+        let tenants = (0..16).map(|tenant| format!("/{of}-{tenant}"));
+        let answers = join_all(tenants.map(|path| {
+            let weir = &weir;
+            async move { weir.get(&path).await.status }
+        }))
+        .await;
+        assert!(answers.iter().all(|status| *status == 200), "{answers:?}");
+    };
+    burst(1).await;
+    for round in 2..6 {
+        sentinel.command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+        burst(round).await;
+    }
+    assert_eq!(weir.metrics().await.sum("weir_store_calls_total", &[("result", "error")]), 0.0);
 }
 
 /// The connections of the old primary stay open, so nothing tells weir that it is gone.

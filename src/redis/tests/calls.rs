@@ -85,16 +85,20 @@ fn a_changed_limit_moves_a_long_queue_within_a_calls_deadline() {
     }
 }
 
-#[test]
-fn a_repeated_call_is_counted_once() {
-    let mut store = TestStore::start();
-    let limiter_refs = [LimiterRef {
+fn limiter_ref() -> LimiterRef {
+    LimiterRef {
         name: LimiterName::parse("a").unwrap(),
         partition: None,
         valid_until: None,
         group: "model".into(),
         rules: rules(0),
-    }];
+    }
+}
+
+#[test]
+fn a_repeated_call_is_counted_once() {
+    let mut store = TestStore::start();
+    let limiter_refs = [limiter_ref()];
     let runs = vec![Run { cost: 1, wait_max: Micros(60_000_000), count: 12 }];
     let mut ask = |replica, call_number| {
         let call = Call {
@@ -122,11 +126,33 @@ fn a_repeated_call_is_counted_once() {
     assert_eq!(last, Some(Outcome::Booked(Micros(START + 30_000_000))));
 }
 
+/// `WAIT` speaks of what its own connection has written, and a call is repeated over another one.
+#[test]
+fn a_repeated_call_writes_so_that_a_replica_confirms_its_answer() {
+    let (mut store, limiter_refs) = (TestStore::start(), [limiter_ref()]);
+    let call =
+        |line| Call { replica: 1, generations: vec![0], line, queue_slots_left: 100, ..Call::default() };
+    let booking = Call { runs: vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }], ..call(None) };
+    let in_line = call(Some(Box::default()));
+    let changes = |store: &mut TestStore| -> u64 {
+        let info: String = redis::cmd("INFO").arg("persistence").query(&mut store.connection).unwrap();
+        let changes = info.lines().find_map(|line| line.strip_prefix("rdb_changes_since_last_save:"));
+        changes.unwrap().parse().unwrap()
+    };
+    for _ in 0..3 {
+        let before = changes(&mut store);
+        store.reserve_numbered(&at(Micros(START)), &limiter_refs, &booking, 1);
+        let between = changes(&mut store);
+        store.deal(&at(Micros(START)), &limiter_refs, &in_line, 1).unwrap();
+        assert!(between > before && changes(&mut store) > between);
+    }
+}
+
 /// The store remembers a call for a second. One that is repeated later seems new, and its slots are another's by then.
 #[test]
 fn a_call_that_comes_too_late_gives_nothing_back() {
     // Workers name the instant by `CALL_KEPT`; how long a call is known stands in Lua.
-    let known_for = format!("local CALL_KEPT, ANSWER_MAX = {},", CALL_KEPT.0);
+    let known_for = format!("local CALL_KEPT = {}\n", CALL_KEPT.0);
     assert!(script_texts().iter().any(|(_, text)| text.contains(&known_for)));
     for (until, free) in [(0, 4), (1_000_000, 4), (999_999, 0)] {
         let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
