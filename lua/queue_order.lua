@@ -168,7 +168,7 @@ do
 
     -- Lets an order live on that has answered a repeated call. With a write by its own connection `WAIT` speaks of that answer, too.
     local function answered_again(key, order, now)
-      redis.call("PEXPIRE", key, ceil((max(order.last, order.advised, now + CALL_KEPT) - now) / 1000) + 1000)
+      Store.renew(key, now, max(order.last, order.advised, now + CALL_KEPT))
     end
 
     return { given_back = given_back, answered_again = answered_again, advise = advise, review_spread = review_spread }

@@ -26,17 +26,24 @@ do
     error("UNREADABLE the key " .. key .. " holds what weir has not written (" .. reason .. "): delete it", 0)
   end
 
+  -- Returns for how many milliseconds a key lives that matters until an instant. It lives longer than it can matter: the server expires
+  -- keys by a clock that it reads once per command, and a call is on its way for a while.
+  local function lifetime(now, expires)
+    local KEPT_LONGER_MS = 1000
+    return ceil((expires - now) / 1000) + KEPT_LONGER_MS
+  end
+
   -- Writes a key that expires at an instant, or deletes it if that has passed. `was` is its value before, or nil.
   local function write(key, was, text, now, expires)
-    -- A key lives longer than it can matter: the server expires keys by a clock that it reads once per command, and a call is on
-    -- its way for a while.
-    local KEPT_LONGER_MS = 1000
     if expires > now then
-      redis.call("SET", key, text, "PX", ceil((expires - now) / 1000) + KEPT_LONGER_MS)
+      redis.call("SET", key, text, "PX", lifetime(now, expires))
     elseif was then
       redis.call("DEL", key)
     end
   end
 
-  Store = { now = now, read = read, write = write }
+  -- Lets a key that is there live until an instant.
+  local function renew(key, now, expires) redis.call("PEXPIRE", key, lifetime(now, expires)) end
+
+  Store = { now = now, read = read, write = write, renew = renew }
 end
