@@ -9,7 +9,8 @@ use crate::limiter::model::pause::PauseRequest;
 use crate::redis::tests::TestStore;
 use crate::redis::tests::lua_parity::{Model, Step, run};
 
-/// Returns whether two answers differ in the instants of slots alone, and in what a bucket lacks behind them, by less than a cell, beside two buckets of which one has wide cells.
+/// Returns whether two answers differ in the instants of slots alone, and in what a bucket lacks behind them, by less than a cell, beside
+/// two buckets of which one has wide cells.
 ///
 /// A bucket passes bookings that are too near to each other in one move in Lua, and one by one in Rust. There the other bucket is asked at
 /// each of them, and may move the search on to its next cell, beyond an instant that suits both.
@@ -22,6 +23,10 @@ pub(super) fn are_rounded_apart(answer: &Answer, expected: &Answer, states: &[Li
         return false;
     }
     let near = |one: Micros, other: Micros| one.0.abs_diff(other.0) < widest.0;
+    let permits_of_cell = |rule: &Rule| rule.rate * rule.cell.0 / rule.window.0 + 1;
+    let permits_apart =
+        states.iter().flat_map(LimiterState::rules).map(permits_of_cell).max().unwrap_or_default();
+    let lacking = answer.lacking.iter().zip(&expected.lacking);
     let rescheduled = answer.rescheduled.iter().zip(&expected.rescheduled);
     let outcomes = answer.outcomes.iter().zip(&expected.outcomes);
     answer.rescheduled.len() == expected.rescheduled.len()
@@ -37,6 +42,7 @@ pub(super) fn are_rounded_apart(answer: &Answer, expected: &Answer, states: &[Li
             (one, other) => one == other,
         })
         && near(answer.last, expected.last)
+        && lacking.into_iter().all(|(one, other)| one.abs_diff(*other) <= permits_apart)
         && Answer {
             rescheduled: expected.rescheduled.clone(),
             outcomes: expected.outcomes.clone(),
