@@ -52,7 +52,11 @@ impl Oracle {
         };
         // A permit of the present waits until its instant has surely come, which is later the slower the answers are.
         if waiting > request.waiting_max && !self.faults.is_slow(self.now) {
-            self.requests.note_crowd(self.now, request);
+            let is_of_line = |(key, _): &(StateKey, u32)| {
+                self.limiters.enforced(key.state.limiter).is_some_and(|limiter| limiter.model.slots_max > 0)
+            };
+            let lasts = if request.takes.iter().any(is_of_line) { waits::CROWD_LASTS } else { 0 };
+            self.requests.note_crowd(self.now + lasts, request);
         } else {
             self.report(What::TooManyWaiting, &request, None);
         }

@@ -11,8 +11,8 @@ use super::usage::StateKey;
 /// How long after its wait a request may be answered, without the time in which its replica stalls meanwhile: what it has to do then
 /// takes several steps, each of which may be stalled anew.
 pub(crate) const LATE: u64 = 100_000;
-/// For how long too many may wait: what one call of the store has had no time for, the next one answers.
-const CROWD_LASTS: u64 = 20_000;
+/// For how long too many may wait in a line: what one call of the store has had no time for, the next one answers.
+pub(crate) const CROWD_LASTS: u64 = 20_000;
 /// How soon a request is looked at again whose replica stands still.
 const AGAIN: u64 = 10_000;
 
@@ -196,11 +196,11 @@ impl Requests {
         self.crowds.insert((request.replica, Rc::clone(&request.takes)), (at, request));
     }
 
-    /// Returns the crowds that were noted [`CROWD_LASTS`] before an instant, and in which too many wait on: how many wait in each.
+    /// Returns the crowds that were noted as of before an instant, and in which too many wait on: how many wait in each.
     pub(crate) fn crowds_before(&mut self, at: u64) -> Vec<(Request, u64)> {
         let mut found = Vec::new();
         self.crowds.retain(|key, (noted, request)| {
-            if at <= *noted + CROWD_LASTS {
+            if at <= *noted {
                 return true;
             }
             let waiting = self.queues.get(key).map_or(0, |queue| queue.waiting);
