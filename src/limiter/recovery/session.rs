@@ -173,7 +173,7 @@ impl StoreSession {
 
     /// Returns the actions by hand of an answer that the one before did not tell of.
     pub(in crate::limiter) fn take_by_hand(&self, answer: &HeartbeatAnswer) -> Vec<ActionByHand> {
-        let mut told = self.by_hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = lock(&self.by_hand);
         let untold = answer.by_hand.iter().filter(|action| !told.contains(action)).cloned().collect();
         told.clone_from(&answer.by_hand);
         untold
@@ -186,7 +186,7 @@ impl StoreSession {
 
     /// Lets the next answer tell of an action by hand once more.
     pub(in crate::limiter) fn hear_again(&self, action: &ActionByHand) {
-        self.by_hand.lock().unwrap_or_else(PoisonError::into_inner).retain(|told| told != action);
+        lock(&self.by_hand).retain(|told| told != action);
     }
 
     /// Returns the instant until which queues have been told what was moved in the epoch; zero: not at all.

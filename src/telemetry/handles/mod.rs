@@ -1,4 +1,5 @@
-//! Handles to the series of one route, one client, one limiter, one class of its callers, the store, the errors of clients: resolved once per label set, then only atomic additions.
+//! Handles to the series of one route, one client, one limiter, one class of its callers, the store, the errors of clients: resolved once
+//! per label set, then only atomic additions.
 //!
 //! Names no metric and knows no configuration: `metrics` has the names, and the caller gives the label values.
 
