@@ -24,6 +24,8 @@ use crate::admin;
 /// The variable with the token of `admin.token`. Everyone on the machine could read a token in an argument.
 const TOKEN_VARIABLE: &str = "WEIR_ADMIN_TOKEN";
 
+/// The longest wait for a connection: an address at which nothing is says nothing, and an answer may take much longer.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 /// The longest wait for an answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 /// The longest wait for the answer to a reload: longer than weir itself waits for the files, and then says what it waits for.
@@ -309,7 +311,9 @@ impl Remote {
         };
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let address = host.trim_start_matches('[').trim_end_matches(']');
-        let stream = TcpStream::connect((address, port)).await.map_err(|error| text(&error))?;
+        let connected = timeout(CONNECT_TIME_MAX, TcpStream::connect((address, port))).await;
+        let too_late = |_| format!("no connection within {} s", CONNECT_TIME_MAX.as_secs());
+        let stream = connected.map_err(too_late)?.map_err(|error| text(&error))?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| text(&error))?;
         let uri: Uri = path.parse().map_err(|error| format!("{error}: what is asked is too long"))?;

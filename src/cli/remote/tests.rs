@@ -2,7 +2,8 @@
 
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::time::Instant;
 
 use super::*;
 
@@ -93,4 +94,22 @@ async fn the_answer_to_a_reload_is_waited_for_as_long_as_weir_waits_for_the_file
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 17\r\n\r\n{\"changed\": true}";
     stream.write_all(answer).await.unwrap();
     assert!(asked.await.unwrap().is_ok());
+}
+
+/// As behind a firewall, or at a machine that is gone.
+#[tokio::test(start_paused = true)]
+async fn an_address_that_does_not_answer_is_told_before_the_answer_is_too_late() {
+    let full = TcpSocket::new_v4().unwrap();
+    full.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let full = full.listen(1).unwrap();
+    let address = full.local_addr().unwrap();
+    // Nobody accepts, and the kernel drops what comes beyond its queue.
+    let mut queued = Vec::new();
+    while let Ok(stream) = std::net::TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
+        queued.push(stream);
+    }
+    let (admin, begun) = (Url::parse(&format!("http://{address}")).unwrap(), Instant::now());
+    let error = reload(Remote { admin, json: false }).await.unwrap_err().to_string();
+    assert!(error.contains("no connection within 5 s; is weir running there?"), "{error}");
+    assert!(begun.elapsed() < ANSWER_TIME_MAX, "{:?}", begun.elapsed());
 }
