@@ -38,10 +38,10 @@ const FAREWELL_MAX: Duration = Duration::from_secs(1);
 pub(in crate::limiter) enum HeartbeatNotice<'a> {
     /// A new epoch has begun, or the store is away or back.
     LinkChanged,
-    /// Bookings of these were moved, or the next call moves them, as of an instant of the store's clock.
-    Moved(&'a [Moved], Micros),
-    /// Bookings of any limiter may be moved by the next call, as of an instant of the store's clock.
-    AllMoved(Micros),
+    /// Bookings of these limiters of this session were moved, or the next call moves them, as of an instant of its store's clock.
+    Moved(&'a StoreSession, &'a [Moved], Micros),
+    /// Bookings of any limiter of this session may be moved by the next call, as of an instant of its store's clock.
+    AllMoved(&'a StoreSession, Micros),
     /// Limiters of this session, or partitions, were paused or resumed by hand.
     ByHand(&'a StoreSession, &'a [ActionByHand]),
 }
@@ -184,11 +184,11 @@ fn tell_moves(
 ) {
     let at = answer.epoch.now;
     if session.members().learn(fallback.replica, answer, session.moment()) {
-        tell(HeartbeatNotice::AllMoved(at));
+        tell(HeartbeatNotice::AllMoved(session, at));
     }
     let moved = answer.moved.as_deref().unwrap_or_default();
     if !moved.is_empty() {
-        tell(HeartbeatNotice::Moved(moved, at));
+        tell(HeartbeatNotice::Moved(session, moved, at));
     }
     let by_hand = session.take_by_hand(answer);
     if !by_hand.is_empty() {

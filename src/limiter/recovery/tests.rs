@@ -216,8 +216,8 @@ impl Stage {
         move |told| {
             let told = match told {
                 HeartbeatNotice::LinkChanged => "link changed".to_owned(),
-                HeartbeatNotice::Moved(moved, _) => format!("moved {}", moved[0].0),
-                HeartbeatNotice::AllMoved(_) => "all moved".to_owned(),
+                HeartbeatNotice::Moved(_, moved, _) => format!("moved {}", moved[0].0),
+                HeartbeatNotice::AllMoved(..) => "all moved".to_owned(),
                 HeartbeatNotice::ByHand(_, actions) => format!("by hand {}", actions.len()),
             };
             notices.lock().unwrap().push(told);

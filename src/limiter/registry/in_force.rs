@@ -40,12 +40,15 @@ impl InForce {
     pub(super) fn notify(&self, notice: HeartbeatNotice<'_>) {
         match notice {
             HeartbeatNotice::LinkChanged => self.queues.wake_all(),
-            HeartbeatNotice::AllMoved(at) => self.queues.notify_moved(at, |_| true),
-            HeartbeatNotice::Moved(moved, at) => {
+            HeartbeatNotice::AllMoved(session, at) => {
+                self.queues.notify_moved(at, |LimiterInstance { active, .. }| is_of(active, session));
+            }
+            HeartbeatNotice::Moved(session, moved, at) => {
                 let moved: HashSet<&Moved> = moved.iter().collect();
                 self.queues.notify_moved(at, |LimiterInstance { active, partition }| {
-                    moved.contains(&(active.name.clone(), *partition))
-                        || moved.contains(&(active.name.clone(), None))
+                    is_of(active, session)
+                        && (moved.contains(&(active.name.clone(), *partition))
+                            || moved.contains(&(active.name.clone(), None)))
                 });
             }
             HeartbeatNotice::ByHand(session, actions) => {
@@ -57,9 +60,7 @@ impl InForce {
     /// Keeps to an action by hand that a part of the store has. A limiter of this name that has its state elsewhere is not concerned: each
     /// replica has it for itself by now, or a reload has moved it to another part.
     fn follow_by_hand(&self, session: &StoreSession, action: &ActionByHand) {
-        let is_meant = |active: &Arc<ActiveLimiter>| {
-            active.name == action.name && std::ptr::eq(&raw const *active.session, session)
-        };
+        let is_meant = |active: &Arc<ActiveLimiter>| active.name == action.name && is_of(active, session);
         for active in self.limiters().into_iter().filter(is_meant) {
             let instance = LimiterInstance { active, partition: action.partition };
             self.queues.follow_by_hand(&instance, action);
@@ -67,8 +68,14 @@ impl InForce {
     }
 }
 
+/// Returns whether a limiter has its state in this part of the store. One of its name may have it in another, which has a clock of its own.
+fn is_of(active: &ActiveLimiter, session: &StoreSession) -> bool {
+    std::ptr::eq(&raw const *active.session, session)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
     use std::time::Duration;
 
     use super::*;
@@ -131,6 +138,25 @@ mod tests {
         assert_eq!(are_paused(&in_force), [false]);
         in_force.notify(HeartbeatNotice::ByHand(&in_force.sessions.overall, &actions));
         assert_eq!(are_paused(&in_force), [true]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bookings_that_another_part_of_the_store_has_moved_concern_no_queue_of_that_name() {
+        let clock = Clock::of_runtime();
+        let (in_force, left, api) = (in_force(clock), session(clock), named("api"));
+        PreparedLimiters::new(&in_force, std::slice::from_ref(&api)).commit();
+        let instance = LimiterInstance { active: in_force.limiters()[0].clone(), partition: None };
+        let queue = in_force.queues.find(&[instance]).unwrap();
+        // Its worker has no turn meanwhile.
+        let told = |notice| {
+            in_force.notify(notice);
+            queue.take_events(&mut VecDeque::new(), 0, clock.moment()).events.moved
+        };
+        let (moved, at, own) = ([(api.name.clone(), None)], clock.now(), &in_force.sessions.overall);
+        assert_eq!(told(HeartbeatNotice::Moved(&left, &moved, at)), None);
+        assert_eq!(told(HeartbeatNotice::AllMoved(&left, at)), None);
+        assert_eq!(told(HeartbeatNotice::Moved(own, &moved, at)), Some(at));
+        assert_eq!(told(HeartbeatNotice::AllMoved(own, at)), Some(at));
     }
 
     #[tokio::test(start_paused = true)]
