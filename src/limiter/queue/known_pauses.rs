@@ -134,21 +134,21 @@ impl KnownPauses {
         !self.of(partition).is_some_and(is_outranked)
     }
 
-    /// Takes in the end of a pause that an answer of the store names. Returns false if an action that the store was not told of yet
-    /// outranks it.
+    /// Takes in the end of a pause that an answer of the store names, which it gave at a moment. Returns false if an action that the store
+    /// was not told of yet outranks it, or one that is later than the answer.
     pub(in crate::limiter) fn note_end(
         &mut self,
         partition: Option<Partition>,
-        until: Moment,
+        (at, until): (Moment, Moment),
         memory: u64,
         now: Moment,
     ) -> bool {
         self.prune(memory, now);
         let known = self.of(partition);
-        if known.is_some_and(|known| known.is_unreported(memory)) {
+        if known.is_some_and(|known| known.is_unreported(memory) || known.at > at) {
             return false;
         }
-        let heard = KnownPause { at: now, until, cause: None, memory: Some(memory) };
+        let heard = KnownPause { at, until, cause: None, memory: Some(memory) };
         let known = known.filter(|known| !known.is_lifted());
         let pause = known.map_or(heard, |known| KnownPause { until, memory: Some(memory), ..known });
         self.put(partition, pause);
@@ -322,12 +322,25 @@ mod tests {
     fn an_answer_does_not_undo_what_the_store_was_not_told_of() {
         let mut known = KnownPauses::default();
         known.note(None, by_hand(10, 10, None), MEMORY, at(10));
-        assert!(!known.note_end(None, at(60), MEMORY, at(11)));
+        assert!(!known.note_end(None, (at(11), at(60)), MEMORY, at(11)));
         assert!(!known.is_paused(at(11)));
         known.confirm_report(None, by_hand(10, 10, None), (MEMORY, at(10)), at(12));
         assert!(known.is_empty());
-        assert!(known.note_end(None, at(60), MEMORY, at(13)));
+        assert!(known.note_end(None, (at(13), at(60)), MEMORY, at(13)));
         assert!(known.is_paused(at(59)) && !known.is_paused(at(60)));
+    }
+
+    /// The answer comes late: behind the announcement of the resume, or before it.
+    #[test]
+    fn an_answer_from_before_a_resume_does_not_undo_it() {
+        let (resume, answer) = (by_hand(12, 12, Some(MEMORY)), (at(11), at(60)));
+        let mut known = KnownPauses::default();
+        known.note(None, resume, MEMORY, at(12));
+        assert!(!known.note_end(None, answer, MEMORY, at(12)));
+        assert!(!known.is_paused(at(12)));
+        let mut heard = KnownPauses::default();
+        assert!(heard.note_end(None, answer, MEMORY, at(13)));
+        assert!(heard.is_news(None, &resume));
     }
 
     #[test]
@@ -365,7 +378,7 @@ mod tests {
         assert!(!known.is_news(None, &by_hand(11, 11, Some(MEMORY))), "the upstream has asked since");
         // Only the end of a pause is known, by an answer that came later than the action.
         let mut heard = KnownPauses::default();
-        heard.note_end(None, at(60), MEMORY, at(13));
+        heard.note_end(None, (at(13), at(60)), MEMORY, at(13));
         assert!(heard.is_news(None, &by_hand(10, 60, Some(MEMORY))));
         assert!(!heard.is_news(None, &by_hand(10, 10, Some(MEMORY))), "the pause may be a later one");
     }
@@ -397,7 +410,7 @@ mod tests {
         assert!(!is_open(&known));
         known.prune(MEMORY, at(35));
         assert!(is_open(&known) && known.unreported(MEMORY, at(35)).is_empty(), "{known:?}");
-        known.note_end(partition(), at(60), MEMORY, at(40));
+        known.note_end(partition(), (at(40), at(60)), MEMORY, at(40));
         assert!(!is_open(&known));
         known.ended(partition(), MEMORY, at(41));
         known.prune(MEMORY, at(41));

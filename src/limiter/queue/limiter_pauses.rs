@@ -84,10 +84,14 @@ impl LimiterPauses {
         is_followed.then_some((at, until))
     }
 
-    /// Takes in the end of a pause that an answer of the store names. Returns false if an action that the store was not told of
-    /// yet outranks it.
-    pub(in crate::limiter) fn note_end(&self, partition: Option<Partition>, until: Moment) -> bool {
-        self.with(|known, memory, now| known.note_end(partition, until, memory, now))
+    /// Takes in the end of a pause that an answer of the store names, which it gave at a moment. Returns false if an action that the store
+    /// was not told of yet outranks it, or one that is later than the answer.
+    pub(in crate::limiter) fn note_end(
+        &self,
+        partition: Option<Partition>,
+        (at, until): (Moment, Moment),
+    ) -> bool {
+        self.with(|known, memory, now| known.note_end(partition, (at, until), memory, now))
     }
 
     /// Takes in that the store, in the answer to a call that was sent at a moment, knows of no pause. Returns whether this replica

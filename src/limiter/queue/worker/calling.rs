@@ -206,11 +206,8 @@ impl Worker {
             let (pauses, limiter) = (&instance.active.pauses, instance.active.name.clone());
             let paused = if *until > now {
                 let until = clock.due(*until);
-                pauses.note_end(instance.partition, until).then(|| Paused {
-                    limiter,
-                    from: clock.due(now),
-                    until,
-                })
+                let is_followed = pauses.note_end(instance.partition, (clock.moment_of(now), until));
+                is_followed.then(|| Paused { limiter, from: clock.due(now), until })
             } else {
                 // Its end was announced, and this replica has not heard it.
                 let has_ended = self.queue.has_pause() && pauses.note_none(instance.partition, sent);
