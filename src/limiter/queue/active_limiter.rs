@@ -107,13 +107,15 @@ fn serve(session: &StoreSession, limiter: &Limiter, seen_for: Micros) {
     session.members().serve(seen_for);
 }
 
-/// The use of a limiter, as the store's answers have told it.
+/// The use of a limiter, as the store's answers have told it, and since when its callers share it as they do.
 #[derive(Default)]
 struct Told {
     /// The partition that is shown for each limit; for the limiter's own first.
     tightest: Vec<Option<Tightest>>,
     /// The fleet's usage, as any queue has last heard; not that of a partition.
     usage: Option<Usage>,
+    /// When a reload last changed how callers share the quota. Queues end and are made anew meanwhile.
+    shared_since: Moment,
 }
 
 /// A limiter in use. A reload that changes its scope, or whether it is partitioned, makes another one.
@@ -184,6 +186,9 @@ impl ActiveLimiter {
     ) {
         serve(&self.session, &limiter, seen_for);
         self.is_shadow.store(limiter.is_shadow(), Ordering::Relaxed);
+        if self.limiter.load().share() != limiter.share() {
+            self.told().shared_since = self.session.moment();
+        }
         self.limiter.store(limiter);
         self.metrics.store(Arc::new(metrics));
         // The series of a new limit have no value yet.
@@ -287,6 +292,11 @@ impl ActiveLimiter {
     /// Returns the fleet's usage of the limiter as any of its queues has last heard of it; `None` for one with partitions.
     pub(in crate::limiter) fn heard(&self) -> Option<Usage> {
         self.told().usage
+    }
+
+    /// Returns since when callers share the quota as they do now.
+    pub(in crate::limiter) fn shared_since(&self) -> Moment {
+        self.told().shared_since
     }
 
     fn told(&self) -> MutexGuard<'_, Told> {

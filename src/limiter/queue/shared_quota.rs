@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::clock::Moment;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::{Class, Order, QueueLimits, QuotaShare};
 use crate::limiter::queue::active_limiter::LimiterInstance;
@@ -18,6 +19,8 @@ pub(in crate::limiter) struct SharedQuota {
     pub(in crate::limiter) place: usize,
     /// For each ceiling, which are the last ones of [`limiter_refs`]: the classes that it bounds.
     pub(in crate::limiter) ceilings: Vec<Vec<usize>>,
+    /// Since when they share it so.
+    pub(in crate::limiter) since: Moment,
 }
 
 impl SharedQuota {
@@ -31,7 +34,7 @@ impl SharedQuota {
         };
         let share = sharer.active.limiter().share().cloned()?;
         let ceilings = share.bounds().into_iter().map(|bound| bound.classes).collect();
-        Some(SharedQuota { share, place, ceilings })
+        Some(SharedQuota { share, place, ceilings, since: sharer.active.shared_since() })
     }
 
     /// Returns the share of one class, in which all requests are of one flow. Those that may not wait are dealt nothing ahead.
@@ -46,7 +49,7 @@ impl SharedQuota {
         let class = Class { name: "".into(), floor_ppm: 0, ceiling_ppm: None, queue };
         let share =
             QuotaShare { classes: [class].into(), members: Arc::default(), names: Default::default(), ahead };
-        SharedQuota { share, place: 0, ceilings: Vec::new() }
+        SharedQuota { share, place: 0, ceilings: Vec::new(), since: Moment::default() }
     }
 }
 

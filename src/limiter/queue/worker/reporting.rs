@@ -63,7 +63,7 @@ impl Worker {
         });
         // A ceiling is told of the requests of its classes, as it was when they took their permits.
         let shared = pending.has_charges().then(|| SharedQuota::of(&self.queue.instances)).flatten();
-        let ceilings = shared.iter().flat_map(|SharedQuota { share, place, ceilings }| {
+        let ceilings = shared.iter().flat_map(|SharedQuota { share, place, ceilings, .. }| {
             limiter_refs().skip(self.queue.instances.len()).zip(ceilings).filter_map(
                 move |((own, limiter_ref), classes)| {
                     let cost = pending.charged(*place, |flow| classes.contains(&share.member(flow).class));

@@ -63,7 +63,12 @@ fn limits(policy: OnStoreFailure, max_waiting: u32) -> Limits {
         too_costly: Refusal::CostExceedsLimit { limiter: limiter.name.clone(), cost_max: Permits::ONE },
         max_waiting,
         terms: Terms::new(Micros::from_millis(500), Micros::from_millis(100)),
-        shared: Some(SharedQuota { share: share(max_waiting), place: 0, ceilings: Vec::new() }),
+        shared: Some(SharedQuota {
+            share: share(max_waiting),
+            place: 0,
+            ceilings: Vec::new(),
+            since: Moment::default(),
+        }),
     }
 }
 
