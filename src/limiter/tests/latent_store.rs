@@ -20,6 +20,10 @@ pub(in crate::limiter) struct LatentStore {
     is_away: AtomicBool,
     /// True if the store grants everything and keeps nothing.
     is_forgetful: AtomicBool,
+    /// True if the key of the limiter holds a foreign value.
+    is_unreadable: AtomicBool,
+    /// The epoch that the store answers; zero for a store that never loses its state.
+    epoch: AtomicU64,
     delay: Duration,
     /// How long after their deadline calls are answered, though they are carried out at once.
     late_by: Mutex<Duration>,
@@ -29,10 +33,18 @@ pub(in crate::limiter) struct LatentStore {
 
 impl LatentStore {
     pub(in crate::limiter) fn new(clock: Clock, delay: Duration) -> Arc<LatentStore> {
-        let (is_away, is_forgetful) = (AtomicBool::new(false), AtomicBool::new(false));
-        let store = MemoryStore::new(clock);
-        let (calls, late_by, written_back) = (AtomicU64::new(0), Mutex::default(), AtomicU64::new(0));
-        Arc::new(LatentStore { clock, store, calls, is_away, is_forgetful, delay, late_by, written_back })
+        Arc::new(LatentStore {
+            clock,
+            store: MemoryStore::new(clock),
+            calls: AtomicU64::new(0),
+            is_away: AtomicBool::new(false),
+            is_forgetful: AtomicBool::new(false),
+            is_unreadable: AtomicBool::new(false),
+            epoch: AtomicU64::new(0),
+            delay,
+            late_by: Mutex::default(),
+            written_back: AtomicU64::new(0),
+        })
     }
 
     pub(in crate::limiter) fn away(clock: Clock) -> Arc<LatentStore> {
@@ -51,6 +63,14 @@ impl LatentStore {
 
     pub(in crate::limiter) fn set_forgetful(&self) {
         self.is_forgetful.store(true, Ordering::Relaxed);
+    }
+
+    pub(in crate::limiter) fn set_unreadable(&self) {
+        self.is_unreadable.store(true, Ordering::Relaxed);
+    }
+
+    pub(in crate::limiter) fn set_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, Ordering::Relaxed);
     }
 
     pub(in crate::limiter) fn calls(&self) -> u64 {
@@ -73,6 +93,9 @@ impl Store for LatentStore {
             if self.is_away.load(Ordering::Relaxed) {
                 return Err(StoreError::Away.into());
             }
+            if self.is_unreadable.load(Ordering::Relaxed) {
+                return Err(StoreError::Unreadable("a list".to_owned()).into());
+            }
             if self.is_forgetful.load(Ordering::Relaxed) {
                 return Ok(MemoryStore::new(self.clock).reserve_at(self.clock.now(), limiter_refs, call));
             }
@@ -88,7 +111,10 @@ impl Store for LatentStore {
                 };
                 return Err(Failure { error: StoreError::Timeout(Duration::ZERO), late: Some(late.boxed()) });
             }
-            self.store.reserve(limiter_refs, call).await
+            let mut answer = self.store.reserve(limiter_refs, call).await?;
+            let epoch = self.epoch.load(Ordering::Relaxed);
+            (answer.epoch.id, answer.epoch.memory) = (epoch, epoch);
+            Ok(answer)
         }
         .boxed()
     }

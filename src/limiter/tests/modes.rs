@@ -5,14 +5,17 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use crate::clock::Clock;
 use crate::limiter::model::{
     Algorithm, Flow, Limiter, LimiterName, Mode, OnStoreFailure, Order, Permits, QueueLimits, Scope, TrueCost,
 };
+use crate::limiter::tests::latent_store::LatentStore;
 use crate::limiter::tests::limiter_set;
 use crate::limiter::tests::limiter_set::{
     Fleet, enter, fleet, granted, limiter, of, partitioned, pass, refused_by,
 };
-use crate::limiter::{Demand, Entered, LimiterSetError, Refusal};
+use crate::limiter::{Demand, Entered, LimiterSetError, Limiters, Refusal};
+use crate::telemetry::Metrics;
 
 const SECOND: Duration = Duration::from_secs(1);
 const SHORT: Duration = Duration::from_millis(10);
@@ -352,6 +355,25 @@ async fn usage_outlives_the_worker_that_granted_it() {
     assert!(matches!(enter(&set, &[of(1)]).await, Err(Refusal::RateLimited { .. })));
     for _ in 0..10 {
         pass(&set, &[of(2)]).await.unwrap();
+    }
+}
+
+/// Others may have been granted all since. The store itself is there, and so tells of no outage.
+#[tokio::test(start_paused = true)]
+async fn usage_that_was_not_heard_lately_leaves_nothing_in_an_outage_of_one_queue_alone() {
+    for (idle, passes) in [(SECOND / 2, true), (10 * SECOND, false)] {
+        let clock = Clock::of_runtime();
+        let store = LatentStore::new(clock, Duration::ZERO);
+        store.set_epoch(1);
+        let limiters = Limiters::new(store.clone(), clock, 2, Metrics::new());
+        let mut long = limiter("api", 100, 5);
+        long.limits[0].per = 60 * SECOND;
+        limiters.apply(&[Arc::new(long)]);
+        let set = limiter_set(&limiters, &["api"]);
+        granted(&set, &[]).await.commit();
+        sleep(idle).await;
+        store.set_unreadable();
+        assert_eq!(pass(&set, &[]).await.is_ok(), passes, "idle for {idle:?}");
     }
 }
 

@@ -45,7 +45,7 @@ impl Worker {
     /// is as another queue of the limiter was told: a queue may be idle, or new, while others ask for the limiter all the time.
     fn usage_of(&self, place: usize) -> (Usage, bool) {
         let own = self.usage.each.get(place).copied().unwrap_or_default();
-        let is_stale = |usage: &Usage| usage.is_stale(self.session.away_since(), self.heard_lately());
+        let is_stale = |usage: &Usage| usage.is_stale(self.away_since(), self.heard_lately());
         let other = self.queue.instances[place].active.heard().filter(|other| !is_stale(other));
         let other = other.filter(|_| is_stale(&own)).map(|other| (other, false));
         other.unwrap_or((own, self.usage.is_old))
@@ -81,10 +81,10 @@ impl Worker {
             return;
         }
         let Fallback { store, clock, replica, .. } = &*self.fallback;
-        let since = self.session.away_since().map_or_else(|| clock.now(), |since| clock.at(since));
+        let since = self.away_since().map_or_else(|| clock.now(), |since| clock.at(since));
         let places = self.queue.with_policy(OnStoreFailure::Local);
         for (place, limiter_ref) in places.zip(self.local_refs().unwrap_or_default()) {
-            let is_stale = self.usage_of(place).0.is_stale(self.session.away_since(), self.heard_lately());
+            let is_stale = self.usage_of(place).0.is_stale(self.away_since(), self.heard_lately());
             let stale = |rule: &Rule| is_stale.then(|| rule.lacking_max());
             let closed = limiter_ref.rules.iter().filter_map(|rule| stale(rule).or(rule.soon_whole()));
             store.charge_at(clock.now(), &limiter_ref, (since, closed.max().unwrap_or_default()), *replica);
@@ -94,7 +94,7 @@ impl Worker {
     fn charge_usage(&self) {
         let Fallback { store, clock, replica, .. } = &*self.fallback;
         let (share, now) = (self.share(), clock.now());
-        let since = self.session.away_since().unwrap_or_else(|| self.session.moment());
+        let since = self.away_since().unwrap_or_else(|| self.session.moment());
         let lately =
             self.session.clock().map(|known| known.earliest(since) - self.heard_lately()).unwrap_or_default();
         for place in self.queue.with_policy(OnStoreFailure::Local) {
@@ -122,6 +122,12 @@ impl Worker {
             let used = if is_full { used.max(full) } else { used };
             store.charge_at(now, &limiter_ref, (at, used), *replica);
         }
+    }
+
+    /// Returns when the outage began, of the store or of this queue alone; `None` if there is none.
+    fn away_since(&self) -> Option<Moment> {
+        let own = || self.own_fault.away_since(&self.session.terms, self.session.moment());
+        self.session.away_since().or_else(own)
     }
 
     /// Returns how long before an outage the store must have told a limiter's usage: an outage takes a call's deadline and a lease to begin,

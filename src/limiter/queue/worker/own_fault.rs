@@ -36,6 +36,11 @@ impl OwnFault {
         self.since.take_if(|since| now >= *since + terms.away_after + RETRIED_AFTER);
     }
 
+    /// Returns when the outage of this queue alone began; `None` if there is none.
+    pub(in crate::limiter) fn away_since(&self, terms: &Terms, now: Moment) -> Option<Moment> {
+        self.since.map(|since| since + terms.away_after).filter(|began| *began <= now)
+    }
+
     /// Returns what the store is to this queue, where it is `link` to all others.
     pub(in crate::limiter) fn link(&self, link: Link, terms: &Terms, now: Moment) -> Link {
         let (Link::Up { epoch }, Some(since)) = (link, self.since) else { return link };
@@ -63,12 +68,14 @@ mod tests {
         fault.failed(at(300));
         let held = Link::Held { epoch: 3, until: at(595) };
         assert_eq!((fault.link(up, &terms, at(1)), fault.link(up, &terms, at(594))), (held, held));
+        assert_eq!(fault.away_since(&terms, at(594)), None);
         assert_eq!(fault.link(up, &terms, at(595)), Link::Away { outage: u64::MAX - 1 });
+        assert_eq!(fault.away_since(&terms, at(600)), Some(at(595)));
         // An outage for all goes first.
         let away = Link::Away { outage: 1 };
         assert_eq!(fault.link(away, &terms, at(595)), away);
         fault.answered();
-        assert_eq!(fault.link(up, &terms, at(700)), up);
+        assert_eq!((fault.link(up, &terms, at(700)), fault.away_since(&terms, at(700))), (up, None));
         fault.failed(at(700));
         fault.lapse(&terms, at(6294));
         assert_eq!(fault.link(up, &terms, at(6294)), Link::Away { outage: u64::MAX - 2 });
