@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Costs, Flow, LimiterName, Refusal};
-use crate::limiter::queue::active_limiter::LimiterInstance;
+use crate::limiter::queue::active_limiter::{ActiveLimiter, LimiterInstance};
 use crate::limiter::queue::quota_left::{LastLeft, QuotaLeft};
 use crate::limiter::queue::request::{Holder, LATE_MAX, RequestId, Unusable};
 use crate::limiter::queue::shadow::Shadows;
@@ -404,6 +404,15 @@ impl Receipt {
     pub(in crate::limiter) fn signalled(&self, signal: UpstreamSignal) -> PermitReport {
         let sent = (self.sent, self.queue.now());
         PermitReport::Signal(PendingReport::new(signal, sent, self.slot, self.costs.clone()))
+    }
+
+    /// Returns whether the permit was taken of these limiters, and of no others.
+    pub(in crate::limiter) fn is_of<'a>(
+        &self,
+        limiters: impl Iterator<Item = &'a Arc<ActiveLimiter>>,
+    ) -> bool {
+        let (_, instances) = self.queue.left();
+        instances.iter().map(|instance| Arc::as_ptr(&instance.active)).eq(limiters.map(Arc::as_ptr))
     }
 
     /// Returns what the request took of each limiter of its queue.

@@ -149,11 +149,11 @@ impl LimiterSet {
         used: impl Fn(usize) -> Option<TrueCost>,
     ) {
         let enforced = || self.inner.limiters.iter().filter(|(active, _)| !active.is_shadow());
-        let used: Vec<_> = enforced().map(|(_, place)| used(*place)).collect();
         // A limiter may have begun or ceased to only count since; then nobody knows which cost is whose.
-        if used.len() != receipt.queue.limiters() {
+        if !receipt.is_of(enforced().map(|(active, _)| active)) {
             return;
         }
+        let used: Vec<_> = enforced().map(|(_, place)| used(*place)).collect();
         let taken: Vec<u64> = receipt.taken().collect();
         for ((active, _), (taken, used)) in enforced().zip(taken.iter().zip(&used)) {
             if let Some(used) = used.filter(|used| used.permits > 0 && *taken > 0) {

@@ -130,6 +130,21 @@ async fn a_mode_changes_with_a_reload() {
     assert!(enter(&set, &[]).await.is_err());
 }
 
+/// As many are enforced as before.
+#[tokio::test(start_paused = true)]
+async fn a_cost_is_settled_at_no_other_limiter_where_two_change_their_modes() {
+    let fleet = fleet(&[limiter("one", 100, 0), shadow(limiter("two", 100, 0))], Duration::ZERO, SECOND);
+    let set = limiter_set(&fleet.limiters, &["one", "two"]);
+    let demand = Demand::of(Permits::new(9).unwrap());
+    let Ok(Entered::Granted(permit)) = set.enter(&[], demand).await else { panic!() };
+    let receipt = permit.commit().unwrap();
+    fleet.apply(&[shadow(limiter("one", 100, 0)), limiter("two", 100, 0)]);
+    let used = |place| Some(TrueCost { permits: if place == 0 { 9 } else { 1 }, is_refunded: true });
+    set.settle(&[], &receipt, used);
+    sleep(SHORT).await;
+    assert_eq!(fleet.left("one", None).await, Some(91));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_changed_scope_or_key_is_for_new_limiter_sets() {
     let fleet = fleet(&[limiter("api", 1, 5)], Duration::ZERO, SECOND);
