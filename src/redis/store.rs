@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use futures_util::future::{BoxFuture, FutureExt, join_all};
 use redis::Value;
 use tokio::sync::broadcast;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Micros;
@@ -211,7 +212,12 @@ impl Store for RedisStore {
         limiter_ref: &'a LimiterRef,
         report: &'a UpstreamReport,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
-        let arguments = |context: &Context<'_>| arguments::report_upstream(context, limiter_ref, report);
+        // It may wait for a connection.
+        let made = Instant::now();
+        let arguments = move |context: &Context<'_>| {
+            let pause = report.pause.map(|pause| pause.told_later(made.elapsed().into()));
+            arguments::report_upstream(context, limiter_ref, &UpstreamReport { pause, ..report.clone() })
+        };
         self.ask_part(StoreOp::ReportUpstream, limiter_ref.name.as_str(), arguments, answers::report).boxed()
     }
 
@@ -220,7 +226,11 @@ impl Store for RedisStore {
         limiter_ref: &'a LimiterRef,
         pause: &'a PauseByHand,
     ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
-        let arguments = |context: &Context<'_>| arguments::pause(context, limiter_ref, pause);
+        // It may wait for a connection.
+        let made = Instant::now();
+        let arguments = move |context: &Context<'_>| {
+            arguments::pause(context, limiter_ref, &pause.told_later(made.elapsed().into()))
+        };
         self.ask_part(StoreOp::Pause, RECOVERY, arguments, answers::report).boxed()
     }
 
@@ -271,7 +281,7 @@ mod tests {
     use std::io;
     use std::time::Duration;
 
-    use tokio::time::{Instant, sleep, timeout};
+    use tokio::time::{sleep, timeout};
 
     use super::*;
     use crate::config::model::{Confirm, RedisNode, RedisServers, RedisTls, Secret};

@@ -26,6 +26,20 @@ pub struct PauseRequest {
     pub made_ago: Micros,
 }
 
+impl PauseRequest {
+    /// Returns the same request as it is to be told so much later.
+    #[must_use]
+    pub fn told_later(self, by: Micros) -> PauseRequest {
+        let wait = self.wait.map(|wait| wait - by);
+        let told = PauseRequest { wait, sent_ago: self.sent_ago + by, ..self };
+        if self.made_ago == Micros::ZERO {
+            return told;
+        }
+        let fallback = (self.fallback - by).max(Micros::ONE);
+        PauseRequest { fallback, made_ago: self.made_ago + by, ..told }
+    }
+}
+
 /// A pause that an operator asks for, or the end of one.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct PauseByHand {
@@ -35,6 +49,19 @@ pub struct PauseByHand {
     pub ago: Micros,
     /// The replica that the operator asked.
     pub replica: u64,
+}
+
+impl PauseByHand {
+    /// Returns the same action as it is to be told so much later. One that nobody has followed yet begins when it is told.
+    #[must_use]
+    pub fn told_later(self, by: Micros) -> PauseByHand {
+        if self.ago == Micros::ZERO {
+            return self;
+        }
+        // A pause that is over by then is still none that was lifted.
+        let lasting = (self.lasting - by).max(self.lasting.min(Micros::ONE));
+        PauseByHand { lasting, ago: self.ago + by, ..self }
+    }
 }
 
 /// The reason of a pause.

@@ -93,8 +93,8 @@ impl AsyncWrite for Mutable {
     }
 }
 
-/// Returns a replica's store on a server, and what mutes its connections.
-fn store(server: &TestStore, timeout: Duration) -> (RedisStore, Arc<AtomicU64>) {
+/// Returns a replica's store on a server that is reached over `transport`.
+pub(super) fn store_over(transport: Arc<dyn Transport>, timeout: Duration) -> RedisStore {
     let settings = model::RedisStore {
         servers: RedisServers::One(RedisNode {
             url: Secret::new("redis://local"),
@@ -108,13 +108,17 @@ fn store(server: &TestStore, timeout: Duration) -> (RedisStore, Arc<AtomicU64>) 
         fleet_size: 1,
         confirm: Confirm::Primary,
     };
-    let mutes = Arc::<AtomicU64>::default();
-    let line = Line { socket: server.socket(), mutes: mutes.clone() };
-    let metrics = Metrics::new().store();
-    (RedisStore::over(Arc::new(line), &settings, Entropy::system(), metrics).unwrap(), mutes)
+    RedisStore::over(transport, &settings, Entropy::system(), Metrics::new().store()).unwrap()
 }
 
-fn limiter_ref() -> LimiterRef {
+/// Returns a replica's store on a server, and what mutes its connections.
+fn store(server: &TestStore, timeout: Duration) -> (RedisStore, Arc<AtomicU64>) {
+    let mutes = Arc::<AtomicU64>::default();
+    let line = Line { socket: server.socket(), mutes: mutes.clone() };
+    (store_over(Arc::new(line), timeout), mutes)
+}
+
+pub(super) fn limiter_ref() -> LimiterRef {
     let kind = Kind::SlidingWindow(SlidingWindow);
     let rule = Rule { rate: RATE, window: Micros(3_600_000_000), cell: Micros::ONE, kind };
     let name = LimiterName::parse("a").unwrap();

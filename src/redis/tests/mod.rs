@@ -8,6 +8,7 @@ mod earlier_layout;
 mod epochs;
 mod fleet;
 mod heartbeats;
+mod late_connections;
 mod line;
 mod line_parity;
 mod long_queues;
