@@ -18,7 +18,7 @@ use crate::limiter::model::limit::LimiterName;
 use crate::limiter::store::StoreError;
 use crate::redis::announcements::Announcements;
 use crate::redis::arguments::{self, Context};
-use crate::redis::exclusive::NoConnection;
+use crate::redis::exclusive::{Exclusive, NoConnection};
 use crate::redis::explain::{explain, word};
 use crate::redis::health::{Circuits, Health};
 use crate::redis::keys;
@@ -37,9 +37,6 @@ const SETTLE: Micros = LEASE;
 
 /// The owner of the connection for calls outside the queues: heartbeats, write-backs and calls by hand.
 pub(super) const RECOVERY: &str = "recovery";
-
-/// The owner of the connections for calls that a replica of the server has to confirm.
-const CONFIRMED: &str = "confirmed";
 
 /// The first word of the error by which a script refuses a key that weir has not written.
 const UNREADABLE: &str = "UNREADABLE ";
@@ -93,6 +90,8 @@ pub(super) struct Part {
     pub(super) health: Health,
     /// Its own keys; none for a Cluster as a whole, which holds no limiter.
     pub(super) keys: Option<PartKeys>,
+    /// The connections for calls that a replica of the server has to confirm.
+    exclusive: Arc<Exclusive>,
 }
 
 /// The keys of a part, beside those of limiters.
@@ -152,7 +151,8 @@ impl PartConnection {
             Announcements::new(connections.clone(), channel, connect_timeout(settings.timeout));
         let circuits = Arc::new(Circuits::new(metrics.clone(), entropy));
         let keys = (!connections.are_cluster()).then(|| PartKeys::new(&settings.key_prefix, None));
-        let part = Arc::new(Part { health: Health::new(circuits.clone()), keys });
+        let (health, exclusive) = (Health::new(circuits.clone()), connections.exclusive());
+        let part = Arc::new(Part { health, keys, exclusive });
         let shared = Arc::new(StoreConnection {
             connections,
             announcements,
@@ -174,7 +174,7 @@ impl PartConnection {
         let StoreConnection { connections, circuits, prefix, parts, .. } = &*self.shared;
         connections.are_cluster().then(|| {
             let (health, keys) = (Health::new(circuits.clone()), Some(PartKeys::new(prefix, Some(group))));
-            let part = Arc::new(Part { health, keys });
+            let part = Arc::new(Part { health, keys, exclusive: connections.exclusive() });
             parts.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&part));
             PartConnection { shared: self.shared.clone(), part }
         })
@@ -393,7 +393,7 @@ impl PartConnection {
         turn: Turn,
         command: &impl Fn(&str) -> Cmd,
     ) -> Result<Made, StoreError> {
-        let got = self.shared.connections.lend(self.owner(CONFIRMED)).await;
+        let got = self.part.exclusive.lend(self.shared.connections.servers()).await;
         let mut lent = got.map_err(|error| self.lost(&error))?;
         if turn.is_too_late() {
             lent.give_back();
@@ -451,7 +451,8 @@ impl PartConnection {
                 } else if opens || (op == StoreOp::Ping && is_away) {
                     self.shared.connections.replace(&self.owner("ping"));
                     if opens {
-                        self.shared.connections.replace_exclusive(self.owner(CONFIRMED));
+                        // On a Cluster they know the nodes that were there when they were made.
+                        self.part.exclusive.replace_all();
                     }
                 } else if op == StoreOp::Heartbeat && is_away {
                     // Answers may be lost on this connection alone.

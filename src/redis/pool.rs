@@ -3,9 +3,8 @@
 //! Each queue's worker keeps to one connection, so its calls cost no extra PING. The pool makes connections and drops broken
 //! ones. A caller may give up waiting for a new connection, which is made all the same, for the next caller.
 
-use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{self, Arc, PoisonError};
+use std::sync::{self, Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -15,7 +14,7 @@ use futures_util::future::join_all;
 use tokio::sync::Mutex;
 use tokio_util::task::TaskTracker;
 
-use super::exclusive::{Exclusive, Lent, NoConnection};
+use super::exclusive::{Exclusive, NoConnection};
 use super::servers::{Connection, Servers, Transport};
 use super::setup_error::RedisSetupError;
 use crate::config::model;
@@ -32,9 +31,8 @@ pub(super) struct Connections {
 struct Inner {
     pool: Pool<Servers>,
     places: Vec<Place>,
-    /// The connections for calls that replicas of the server have to confirm, by their owners: calls that wait for a frozen node of a Cluster
-    /// hold up no group at another one.
-    exclusive: sync::Mutex<HashMap<String, Arc<Exclusive>>>,
+    /// The connections for calls that replicas of the server have to confirm, of the parts that are in use.
+    exclusive: sync::Mutex<Vec<Weak<Exclusive>>>,
     create_timeout: Duration,
     /// The tasks that make new connections.
     renewals: TaskTracker,
@@ -108,9 +106,14 @@ impl Connections {
         }
     }
 
-    /// Lends a connection of an owner to one call.
-    pub(super) async fn lend(&self, owner: &str) -> Result<Lent, NoConnection> {
-        self.inner.exclusive(owner).lend(self.servers()).await
+    /// Returns the connections for calls that replicas of the server have to confirm, of one part: calls that wait for a frozen node of a
+    /// Cluster hold up no group at another one. They end with the part.
+    pub(super) fn exclusive(&self) -> Arc<Exclusive> {
+        let new = Arc::new(Exclusive::new(self.inner.places.len(), self.inner.create_timeout));
+        let mut exclusive = self.inner.exclusive.lock().unwrap_or_else(PoisonError::into_inner);
+        exclusive.retain(|known| known.strong_count() > 0);
+        exclusive.push(Arc::downgrade(&new));
+        new
     }
 
     /// Follows the primary that sentinels name: drops all connections to an earlier one. Never returns.
@@ -135,31 +138,15 @@ impl Connections {
         }
     }
 
-    /// Drops the connections that an owner lends: on a Cluster they know the nodes that were there when they were made.
-    pub(super) fn replace_exclusive(&self, owner: &str) {
-        self.inner.exclusive(owner).replace_all();
-    }
-
     /// Drops all connections to a server: each may lead to a server that is gone without closing it.
     pub(super) fn replace_all(&self) {
         self.inner.places.iter().for_each(Place::replace);
         let exclusive = self.inner.exclusive.lock().unwrap_or_else(PoisonError::into_inner);
-        exclusive.values().for_each(|exclusive| exclusive.replace_all());
+        exclusive.iter().filter_map(Weak::upgrade).for_each(|exclusive| exclusive.replace_all());
     }
 }
 
 impl Inner {
-    /// Returns the connections that an owner lends.
-    fn exclusive(&self, owner: &str) -> Arc<Exclusive> {
-        let mut exclusive = self.exclusive.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = exclusive.get(owner) {
-            return Arc::clone(known);
-        }
-        let new = Arc::new(Exclusive::new(self.places.len(), self.create_timeout));
-        exclusive.insert(owner.to_owned(), Arc::clone(&new));
-        new
-    }
-
     fn place(&self, owner: &impl Hash) -> usize {
         let mut hasher = DefaultHasher::new();
         owner.hash(&mut hasher);
@@ -209,4 +196,31 @@ impl Place {
 /// Returns the deadline for connecting: several round trips, with TLS and AUTH, where a call takes one.
 pub(super) fn connect_timeout(call: Duration) -> Duration {
     call * 5
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::model::{Confirm, RedisNode, RedisServers, RedisTls, Secret};
+
+    #[test]
+    fn nothing_is_kept_of_a_part_that_is_over() {
+        let node = RedisNode { url: Secret::new("redis://127.0.0.1:1"), address: "127.0.0.1:1".to_owned() };
+        let settings = model::RedisStore {
+            servers: RedisServers::One(node),
+            tls: RedisTls::default(),
+            timeout: Duration::from_secs(1),
+            pool_size: 1,
+            key_prefix: "weir".to_owned(),
+            fleet_size: 1,
+            confirm: Confirm::Replica,
+        };
+        let connections = Connections::new(&settings).unwrap();
+        let kept = connections.exclusive();
+        (0..1000).for_each(|_| drop(connections.exclusive()));
+        let known = connections.inner.exclusive.lock().unwrap();
+        assert!(known.len() <= 2, "{}", known.len());
+        assert_eq!(known.iter().filter(|known| known.strong_count() > 0).count(), 1);
+        drop(kept);
+    }
 }
