@@ -51,8 +51,12 @@ impl Files {
     }
 
     fn server(&self) -> String {
+        format!("server: {{{}}}\n", self.tls())
+    }
+
+    fn tls(&self) -> String {
         let path = |name| self.directory.path().join(name);
-        format!("server: {{tls: {{cert: {:?}, key: {:?}}}}}\n", path("server.pem"), path("server.key"))
+        format!("tls: {{cert: {:?}, key: {:?}}}", path("server.pem"), path("server.key"))
     }
 
     fn client(&self) -> TlsClient {
@@ -133,6 +137,34 @@ async fn failed_handshakes_are_counted() {
     let answer = files.client().open(&weir.host()).await.unwrap().ask(&Request::get("/")).await;
     assert_eq!(answer.status, 200);
     counts(&weir, &[("tls_handshake", 3)]).await;
+}
+
+/// Sends bytes, and waits until weir closes the connection.
+async fn stay_silent_behind(weir: &Weir, bytes: &[u8]) {
+    let mut stream = TcpStream::connect(weir.host()).await.unwrap();
+    stream.write_all(bytes).await.unwrap();
+    let _ = in_time("the end of the connection", stream.read_to_end(&mut Vec::new())).await;
+}
+
+#[tokio::test]
+async fn heads_and_handshakes_that_take_too_long_are_counted() {
+    let _lane = lane::shared().await;
+    let (upstream, files) = (Upstream::start(), Files::new());
+    let weir =
+        Weir::start(&("server: {header_timeout: 300ms}\n".to_owned() + &one_route(&upstream.url()))).await;
+    // A client that has sent nothing may have connected ahead.
+    stay_silent_behind(&weir, b"").await;
+    counts(&weir, &[]).await;
+    stay_silent_behind(&weir, b"GET / HT").await;
+    counts(&weir, &[("head_too_slow", 1)]).await;
+    let server = format!("server: {{header_timeout: 1s, {}}}\n", files.tls());
+    let weir = Weir::start(&(server + &one_route(&upstream.url()))).await;
+    stay_silent_behind(&weir, b"").await;
+    let mut shaken = files.client().connect(&weir.host()).await.unwrap();
+    let _ = in_time("the end of the connection", shaken.read_to_end(&mut Vec::new())).await;
+    counts(&weir, &[]).await;
+    stay_silent_behind(&weir, CLIENT_HELLO).await;
+    counts(&weir, &[("tls_handshake", 1)]).await;
 }
 
 /// Waits until weir has no more tasks than before: the connections of clients have ended.

@@ -17,7 +17,7 @@ use crate::config::model::SubjectName;
 use crate::proxy::net::activity::Activity;
 use crate::proxy::net::stream::{Probe, Stream};
 use crate::proxy::net::unread::Unread;
-use crate::telemetry::ConnectionErrors;
+use crate::telemetry::{ConnectionError, ConnectionErrors};
 
 /// The steps of shutdown, in this order, for all connections.
 #[derive(Clone, Default)]
@@ -106,6 +106,15 @@ impl Client {
         // Until the end the connection is busy, and not idle.
         self.activity.began(Instant::now());
         Some(Linger::new(place))
+    }
+
+    /// Counts a client whose connection ends because of its silence, if that cuts the head of a request.
+    pub(crate) fn note_cut_off(&self) {
+        if self.activity.is_heading() {
+            let client_ip = self.peer.to_canonical();
+            tracing::debug!(%client_ip, "the head of a client's request took too long");
+            self.errors.ended(ConnectionError::HeadTooSlow);
+        }
     }
 
     /// Notes the head of a request that has arrived without being read yet, if the client is idle. Returns whether there is one.

@@ -15,7 +15,7 @@ use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 
 use super::client::Client;
 use super::client_io::{ClientIo, Watch};
@@ -63,9 +63,10 @@ const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) async fn serve<S: Service>(stream: Stream, mut client: Client, service: S) {
     let Settings { server, tls, body_memory } = service.settings();
     client.secure = tls.is_some();
+    let deadline = Instant::now() + server.header_timeout;
     let opened = tokio::select! {
         biased;
-        opened = timeout(server.header_timeout, protocol::open(stream, tls, &client)) => opened,
+        opened = timeout_at(deadline, protocol::open(stream, tls, deadline, &client)) => opened,
         // Until then the first request may come.
         () = client.signals.refuse.cancelled() => return,
     };
@@ -212,6 +213,7 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
                 Silence::EndsAt(_) if closing_since.is_some() => return Poll::Ready(()),
                 Silence::EndsAt(_) if client.has_sent() => {}
                 Silence::EndsAt(_) => {
+                    client.note_cut_off();
                     closing_since = Some(Instant::now());
                     connection.change(&finish);
                 }

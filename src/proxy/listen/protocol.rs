@@ -3,6 +3,7 @@
 //! Reads no request.
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
+use tokio::time::{Instant, timeout_at};
 
 use super::client::Client;
 use super::tls::{Acceptor, Secured, Wire, is_of_tls};
@@ -34,23 +35,37 @@ pub(crate) struct Opened {
     pub(crate) names: Vec<SubjectName>,
 }
 
-/// Shakes hands if `tls` is set, and finds the protocol. Returns `None` if the client leaves or breaks the protocol, of which only the
-/// second is counted.
-pub(crate) async fn open(stream: Stream, tls: Option<Acceptor>, client: &Client) -> Option<Opened> {
+/// Shakes hands until a deadline if `tls` is set, and finds the protocol. Returns `None` if the client leaves, breaks the protocol or is too
+/// slow, of which the first is not counted.
+pub(crate) async fn open(
+    mut stream: Stream,
+    tls: Option<Acceptor>,
+    deadline: Instant,
+    client: &Client,
+) -> Option<Opened> {
     let client_ip = client.peer.to_canonical();
     let secured = match tls {
         None => Secured { wire: Wire::Left(stream), is_http2: false, names: Vec::new() },
-        // Boxed, because the handshake is large and soon over.
-        Some(tls) => match Box::pin(tls.accept(stream)).await {
-            Ok(secured) => secured,
-            Err(error) => {
-                tracing::debug!(%client_ip, %error, "a client's TLS handshake failed");
-                if is_of_tls(&error) {
-                    client.errors.ended(ConnectionError::TlsHandshake);
+        Some(tls) => {
+            // A client that sends nothing is not slow: browsers connect ahead.
+            stream.first_arrival().await;
+            // Boxed, because the handshake is large and soon over.
+            match timeout_at(deadline, Box::pin(tls.accept(stream))).await {
+                Ok(Ok(secured)) => secured,
+                Ok(Err(error)) => {
+                    tracing::debug!(%client_ip, %error, "a client's TLS handshake failed");
+                    if is_of_tls(&error) {
+                        client.errors.ended(ConnectionError::TlsHandshake);
+                    }
+                    return None;
                 }
-                return None;
+                Err(_) => {
+                    tracing::debug!(%client_ip, "a client's TLS handshake took too long");
+                    client.errors.ended(ConnectionError::TlsHandshake);
+                    return None;
+                }
             }
-        },
+        }
     };
     let Secured { mut wire, is_http2, names } = secured;
     let (protocol, first) = sniff(&mut wire).await?;

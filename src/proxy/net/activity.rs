@@ -81,6 +81,11 @@ impl Activity {
         matches!(*self.lock(), Phase::Idle { .. })
     }
 
+    /// Returns whether the first head is expected, or one is arriving.
+    pub(crate) fn is_heading(&self) -> bool {
+        matches!(*self.lock(), Phase::Head { .. })
+    }
+
     /// Notes that bytes have arrived.
     pub(crate) fn received(&self) {
         let mut phase = self.lock();

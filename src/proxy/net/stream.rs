@@ -58,6 +58,12 @@ impl Stream {
         Probe(Arc::downgrade(&self.write))
     }
 
+    /// Waits until a first byte has arrived, or the stream has ended.
+    pub(crate) async fn first_arrival(&mut self) {
+        // The readiness of a new socket says nothing: a look does. The read behind it finds an error.
+        let _ = self.read.peek(&mut [0]).await;
+    }
+
     /// Waits until something has arrived, or the stream has ended.
     pub(crate) fn poll_read_ready(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let tcp: &TcpStream = self.read.as_ref();

@@ -15,6 +15,8 @@ pub enum ConnectionError {
     MalformedHead,
     /// The head of a request is too large.
     HeadTooLarge,
+    /// The head of a request does not come in time.
+    HeadTooSlow,
     /// Frames of HTTP/2 break its rules, or are a flood.
     Http2Protocol,
     /// The client speaks another protocol than HTTP.
@@ -23,8 +25,14 @@ pub enum ConnectionError {
 
 impl ConnectionError {
     /// The values of the label `reason`, in the order of the variants.
-    const NAMES: [&str; 5] =
-        ["tls_handshake", "malformed_head", "head_too_large", "http2_protocol", "other_protocol"];
+    const NAMES: [&str; 6] = [
+        "tls_handshake",
+        "malformed_head",
+        "head_too_large",
+        "head_too_slow",
+        "http2_protocol",
+        "other_protocol",
+    ];
 }
 
 /// The counters of connections that an error of their client has ended. Cheap to clone.
