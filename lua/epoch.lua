@@ -213,13 +213,13 @@ do
       return true
     end
 
-    -- Returns whether every member has reported what it granted without the server before the epoch.
-    local function knows_local(epoch)
-      local members = epoch.members
+    -- Returns how many members have not reported what they granted without the server before the epoch.
+    local function unreported(epoch)
+      local count, members = 0, epoch.members
       for index = 1, #members, SIZE do
-        if members[index + 1] > 0 and members[index + 4] < epoch.id then return false end
+        if members[index + 1] > 0 and members[index + 4] < epoch.id then count = count + 1 end
       end
-      return true
+      return count
     end
 
     -- Returns true if `whole` is the key of a state, or of the limiter that the state is a partition of.
@@ -246,7 +246,7 @@ do
     end
 
     return {
-      begin = begin, check_live = check_live, keep_live = keep_live, without_state = without_state, note_live = note_live, note_moved = note_moved, moved_since = moved_since, knows_all = knows_all, knows_local = knows_local,
+      begin = begin, check_live = check_live, keep_live = keep_live, without_state = without_state, note_live = note_live, note_moved = note_moved, moved_since = moved_since, knows_all = knows_all, unreported = unreported,
       is_part = is_part, reset_of = reset_of, pause_of = pause_of,
     }
   end

@@ -6,14 +6,15 @@
 -- keep copies of (copies.lua) is charged where it was granted, so that only the rest is charged at the opening.
 
 local Recovery = setmetatable({ rare = function()
-  -- The permits that silent members are taken to have granted without the server, from when they last heard it to the opening: at the pace
-  -- of the limit, and this time's worth of it at once. A member that has used up the share of a long window at once, and has died before it
-  -- could report that, is not reckoned with: else the crash of a replica would close a limit a day for a day.
+  -- The permits that members who have not reported are taken to have granted without the server, from when they last heard it to the
+  -- opening: at the pace of the limit, this time's worth of it at once, and one more each, because they grant whole permits. A member that
+  -- has used up the share of a long window at once, and has died before it could report that, is not reckoned with: else the crash of a
+  -- replica would close a limit a day for a day.
   local function granted_away(state, epoch)
     local AT_ONCE = 5000000
-    local most, away = 0, epoch.opens - epoch.silent_from + AT_ONCE
+    local most, silent, away = 0, Epoch.unreported(epoch), epoch.opens - epoch.silent_from + AT_ONCE
     for _, rule in ipairs(state.rules) do
-      most = max(most, min(rule.lacking_max, ceil(rule.rate * away / rule.window) + #epoch.members / Epoch.SIZE))
+      most = max(most, min(rule.lacking_max, floor(rule.rate * away / rule.window) + silent))
     end
     return most
   end
@@ -131,7 +132,7 @@ local Recovery = setmetatable({ rare = function()
     for index = 1, #doubts, 3 do
       local is_lost, at, permits = doubts[index], doubts[index + 1], doubts[index + 2]
       local is_known
-      if is_lost == 1 then is_known = Epoch.knows_all(epoch, now) else is_known = Epoch.knows_local(epoch) end
+      if is_lost == 1 then is_known = Epoch.knows_all(epoch, now) else is_known = Epoch.unreported(epoch) == 0 end
       -- A doubt that is charged covers what a late copy shows.
       if is_lost == 1 and (is_known or at == 0) then charge_copies(state, key, epoch, now) end
       if is_known then

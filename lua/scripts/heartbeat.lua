@@ -198,7 +198,7 @@ if is_complete then
   end
 end
 -- Where all have reported before the epoch opens, no state is charged with what they have not, and nothing moves up later.
-local is_settled = Epoch.knows_all(epoch, now) and Epoch.knows_local(epoch)
+local is_settled = Epoch.knows_all(epoch, now) and Epoch.unreported(epoch) == 0
 return cmsgpack.pack({
   Epoch.answer(epoch, now), resets, { epoch.version, is_known and 1 or 0 }, rows, { is_complete and 1 or 0, is_settled and 1 or 0 }, moved,
   Earlier.id or 0, awaited, later, by_hand,

@@ -11,7 +11,7 @@ use crate::limiter::model::grant_copy::{CopyExchange, GrantCopy};
 use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer, Member, Reported};
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::write_back::{Unknown, WriteBack};
-use crate::redis::tests::fleet::{Fleet, SECOND, granted, lost};
+use crate::redis::tests::fleet::{Fleet, SECOND, granted, heartbeat, lost};
 use crate::redis::tests::{LEASE, START};
 
 /// Grants of two replicas, so many of them at one instant, are lost, and the first has reported its own. Returns the new epoch.
@@ -447,9 +447,25 @@ fn possible_offline_grants_of_a_silent_member_are_charged_by_the_time() {
     }
     let second = fleet.renew(1_700_000, first);
     fleet.beat(1_800_000, 1, second, Reported { memory: first, epoch: second });
-    // A second and a half until it opens, and five seconds' worth at once: seven, and one for each member.
+    // A second and a half until it opens, and five seconds' worth at once: six, and one because it grants whole permits.
     fleet.ask(2_200_000, second, 0);
-    assert_eq!(fleet.available(2_200_000), 91);
+    assert_eq!(fleet.available(2_200_000), 93);
+}
+
+#[test]
+fn the_crash_of_a_replica_costs_a_limit_of_a_day_one_permit() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let rule = Rule { rate: 3, window: Micros(86_400 * SECOND), ..fleet.limiter_ref.rules[0].clone() };
+    fleet.limiter_ref.rules = [rule].into();
+    let first = fleet.begin(0);
+    fleet.beat(700_000, 1, first, Reported::default());
+    // It is killed, and another one starts.
+    let second = fleet.send(2 * SECOND, &heartbeat(2 * SECOND, 2, 0, Reported::default())).epoch.id;
+    assert!(second > first, "a silence of all is a doubt");
+    fleet.hear(2 * SECOND, second);
+    fleet.beat(2_100_000, 2, second, Reported { memory: first, epoch: second });
+    fleet.ask(3 * SECOND, second, 0);
+    assert_eq!(fleet.available(3 * SECOND), 2);
 }
 
 #[test]
