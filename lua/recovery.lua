@@ -7,16 +7,18 @@
 
 local Recovery = setmetatable({ rare = function()
   -- The permits that members who have not reported are taken to have granted without the server, from when they last heard it to the
-  -- opening: at the pace of the limit, this time's worth of it at once, and one more each, because they grant whole permits. A member that
-  -- has used up the share of a long window at once, and has died before it could report that, is not reckoned with: else the crash of a
-  -- replica would close a limit a day for a day.
+  -- opening: at the pace of the slowest rule, because all held for them, this time's worth of it at once, and one more each, because they
+  -- grant whole permits; but not more than the rules can lack. A member that has used up the share of a long window at once, and has died
+  -- before it could report that, is not reckoned with: else the crash of a replica would close a limit a day for a day.
   local function granted_away(state, epoch)
     local AT_ONCE = 5000000
-    local most, silent, away = 0, Epoch.unreported(epoch), epoch.opens - epoch.silent_from + AT_ONCE
+    local granted, lacking, silent = math.huge, 0, Epoch.unreported(epoch)
+    local away = epoch.opens - epoch.silent_from + AT_ONCE
     for _, rule in ipairs(state.rules) do
-      most = max(most, min(rule.lacking_max, floor(rule.rate * away / rule.window) + silent))
+      granted = min(granted, floor(rule.rate * away / rule.window) + silent)
+      lacking = max(lacking, rule.lacking_max)
     end
-    return most
+    return min(granted, lacking)
   end
 
   -- Returns the most permits that any rule would grant at an instant, to one request or to several. To charge more would close a limit for

@@ -455,8 +455,10 @@ fn possible_offline_grants_of_a_silent_member_are_charged_by_the_time() {
 #[test]
 fn the_crash_of_a_replica_costs_a_limit_of_a_day_one_permit() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let rule = Rule { rate: 3, window: Micros(86_400 * SECOND), ..fleet.limiter_ref.rules[0].clone() };
-    fleet.limiter_ref.rules = [rule].into();
+    let rule =
+        |rate, seconds| Rule { rate, window: Micros(seconds * SECOND), ..fleet.limiter_ref.rules[0].clone() };
+    // What the dead has granted has kept to both.
+    fleet.limiter_ref.rules = [rule(100, 1), rule(3, 86_400)].into();
     let first = fleet.begin(0);
     fleet.beat(700_000, 1, first, Reported::default());
     // It is killed, and another one starts.
@@ -465,7 +467,27 @@ fn the_crash_of_a_replica_costs_a_limit_of_a_day_one_permit() {
     fleet.hear(2 * SECOND, second);
     fleet.beat(2_100_000, 2, second, Reported { memory: first, epoch: second });
     fleet.ask(3 * SECOND, second, 0);
-    assert_eq!(fleet.available(3 * SECOND), 2);
+    let inspected = fleet.store.inspect(&fleet.context(3 * SECOND), &fleet.limiter_ref);
+    assert_eq!(*inspected.available, [99, 2]);
+}
+
+#[test]
+fn a_limit_that_spaces_permits_does_not_hide_what_was_granted_one_after_the_other() {
+    let mut fleet = Fleet::new(Kind::Bucket(Bucket { burst: 1 }));
+    let spaced = Rule { window: Micros(SECOND), ..fleet.limiter_ref.rules[0].clone() };
+    let kind = Kind::SlidingWindow(SlidingWindow);
+    let long = Rule { rate: 1000, window: Micros(60 * SECOND), kind, ..spaced.clone() };
+    fleet.limiter_ref.rules = [spaced, long].into();
+    let first = fleet.begin(0);
+    for replica in [1, 2] {
+        fleet.beat(700_000, replica, first, Reported::default());
+    }
+    let second = fleet.renew(1_700_000, first);
+    fleet.beat(1_800_000, 1, second, Reported { memory: first, epoch: second });
+    fleet.ask(2_200_000, second, 0);
+    let inspected = fleet.store.inspect(&fleet.context(2_200_000), &fleet.limiter_ref);
+    // Ten a second for six and a half seconds, and one.
+    assert_eq!(inspected.available[1], 1000 - 66);
 }
 
 #[test]
