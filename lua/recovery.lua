@@ -7,13 +7,14 @@
 
 local Recovery = setmetatable({ rare = function()
   -- The permits that members who have not reported are taken to have granted without the server, from when they last heard it to the
-  -- opening: at the pace of the slowest rule, because all held for them, this time's worth of it at once, and one more each, because they
-  -- grant whole permits; but not more than the rules can lack. A member that has used up the share of a long window at once, and has died
-  -- before it could report that, is not reckoned with: else the crash of a replica would close a limit a day for a day.
+  -- opening: at the pace of the slowest rule, because all held for them, some time's worth of it at once, and one more each, because they
+  -- grant whole permits; but not more than the rules can lack. Most of them have died when they fell silent, and were granted nothing. So one
+  -- is not reckoned with that has used up the share of a long window at once, or has been cut off for longer than `CUT_OFF_MAX`, and has died
+  -- before it could report that: else the crash of the only replica would close a limit a day for a day, or a night would use up half of it.
   local function granted_away(state, epoch)
-    local AT_ONCE = 5000000
+    local AT_ONCE, CUT_OFF_MAX = 5000000, 60000000
     local granted, lacking, silent = math.huge, 0, Epoch.unreported(epoch)
-    local away = epoch.opens - epoch.silent_from + AT_ONCE
+    local away = min(epoch.opens - epoch.silent_from, CUT_OFF_MAX) + AT_ONCE
     for _, rule in ipairs(state.rules) do
       granted = min(granted, floor(rule.rate * away / rule.window) + silent)
       lacking = max(lacking, rule.lacking_max)

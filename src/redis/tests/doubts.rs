@@ -461,13 +461,14 @@ fn the_crash_of_a_replica_costs_a_limit_of_a_day_one_permit() {
     fleet.limiter_ref.rules = [rule(100, 1), rule(3, 86_400)].into();
     let first = fleet.begin(0);
     fleet.beat(700_000, 1, first, Reported::default());
-    // It is killed, and another one starts.
-    let second = fleet.send(2 * SECOND, &heartbeat(2 * SECOND, 2, 0, Reported::default())).epoch.id;
+    // It is killed, and another one starts: twelve hours later.
+    let start = 43_200 * SECOND;
+    let second = fleet.send(start, &heartbeat(start, 2, 0, Reported::default())).epoch.id;
     assert!(second > first, "a silence of all is a doubt");
-    fleet.hear(2 * SECOND, second);
-    fleet.beat(2_100_000, 2, second, Reported { memory: first, epoch: second });
-    fleet.ask(3 * SECOND, second, 0);
-    let inspected = fleet.store.inspect(&fleet.context(3 * SECOND), &fleet.limiter_ref);
+    fleet.hear(start, second);
+    fleet.beat(start + 100_000, 2, second, Reported { memory: first, epoch: second });
+    fleet.ask(start + SECOND, second, 0);
+    let inspected = fleet.store.inspect(&fleet.context(start + SECOND), &fleet.limiter_ref);
     assert_eq!(*inspected.available, [99, 2]);
 }
 
