@@ -116,6 +116,7 @@ end
 
 -- ---- copies of what members were granted ----
 
+if replica > 0 then Copies.adopt_last(epoch, now) end
 local follows, has, given = unpack(copies)
 for _, row in ipairs(given) do
   local id, place = row[1], place_of(row[1])

@@ -117,6 +117,39 @@ fn a_final_copy_of_an_ended_member_is_all_that_is_charged_for_it() {
     assert_eq!(granted(&fleet.ask(2 * SECOND, second, 10)), (3, Some(10 * SECOND + 100_000)));
 }
 
+/// The only replica ends in order, or is killed, and then its server is restarted with its data.
+#[test]
+fn a_restart_with_the_data_costs_nothing_where_all_replicas_had_ended_in_order() {
+    for (leaves, left) in [(true, 6), (false, 0)] {
+        let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+        let first = fleet.begin(0);
+        fleet.beat(600_000, 1, first, Reported::default());
+        assert_eq!(granted(&fleet.ask(SECOND, first, 4)).0, 4);
+        let copy = GrantCopy {
+            replica: 1,
+            number: 7,
+            is_final: leaves,
+            shift: 0,
+            written: Micros(START + SECOND + 50_000),
+            text: format!("\na {}:4", START + SECOND).into(),
+        };
+        let copies = CopyExchange { told: vec![copy], ..CopyExchange::default() };
+        let reported = Reported { memory: first, epoch: first };
+        fleet.send(1_100_000, &Heartbeat { leaves, copies, ..heartbeat(1_100_000, 1, first, reported) });
+        fleet.run = "two";
+        let second = fleet.beat(2 * SECOND, 2, 0, Reported::default()).epoch.id;
+        fleet.hear(2 * SECOND, second);
+        fleet.beat(2_100_000, 2, second, Reported { memory: second, epoch: second });
+        fleet.ask(3 * SECOND, second, 0);
+        assert_eq!(fleet.available(3 * SECOND), left, "leaves {leaves}");
+        // The four were used where they were, and not at the restart.
+        if leaves {
+            fleet.keep_alive(3 * SECOND, 11_200_000, second);
+            assert_eq!(fleet.available(11_100_000), 10);
+        }
+    }
+}
+
 #[test]
 fn a_copy_that_is_not_final_is_charged_where_it_was_granted_and_the_rest_at_the_opening() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
