@@ -222,6 +222,31 @@ async fn every_partition_is_written_back() {
     assert_eq!(unavailable, 1, "the one whose key is not weir's");
 }
 
+/// Others may have been granted all of the short limit right before.
+#[tokio::test]
+async fn a_limit_that_is_soon_whole_again_closes_no_long_one_beside_it() {
+    let _lane = lane::shared().await;
+    let (redis, upstream) = (RedisServer::start().await, Upstream::start());
+    // The bucket spaces the requests, so that the hour's permits last.
+    let limits = "[{rate: 8, per: 1s, algorithm: token_bucket, burst: 4}, 100/1s, 60/1h]";
+    let limiter = format!("{{limits: {limits}, queue: {{timeout: 1m, max_waiting: 100}}}}");
+    let fleet = Weir::fleet(2, &one_limiter(&redis.store(), &limiter, &upstream)).await;
+    let loads: Vec<Load> = fleet.iter().map(|weir| Load::start(weir, 2, &Request::get("/"))).collect();
+    // Both know of each other by now.
+    upstream.wait_for(16, PATIENCE).await;
+    drop(redis);
+    for weir in &fleet {
+        eventually("its share is granted", PATIENCE, async || {
+            weir.metrics().await.sum("weir_permits_total", &[("result", "local")]) >= 4.0
+        })
+        .await;
+    }
+    for load in &loads {
+        assert_eq!(load.statuses().into_keys().collect::<Vec<_>>(), [200]);
+    }
+    upstream.assert_within(8 + 4, Duration::from_secs(1));
+}
+
 /// A call that takes a second to fail is a part of the outage, and no time in which others may have used up the limit.
 #[tokio::test]
 async fn a_share_of_an_hour_is_granted_where_calls_take_a_second_to_fail() {

@@ -101,6 +101,11 @@ impl Rule {
         (all <= within).then(|| self.lacking_max().min(within))
     }
 
+    /// Returns the time for which a limit that is soon whole again grants nothing at most; `None` if it is none of these.
+    pub fn soon_whole_after(&self) -> Option<Micros> {
+        self.soon_whole().map(|permits| self.quota().span(permits))
+    }
+
     /// Returns the distance between the advised instants of refused callers that need `permits` each.
     pub fn spacing(&self, permits: u64) -> Micros {
         self.kind.spacing(self.quota(), permits)

@@ -66,8 +66,9 @@ impl Worker {
     /// The charge is at least that usage: another queue of the limiter may have charged it already.
     ///
     /// Nobody knows what other replicas were granted since then. So a limit that is soon whole again counts as used up when the
-    /// outage began: by then every slot of the store has been used or is void. So does any limit of which this replica has not heard
-    /// lately, or never, however lately it was started.
+    /// outage began: by then every slot of the store has been used or is void. Beside one that is not, it grants nothing until it is whole, and
+    /// the other one is not charged. Any limit of which this replica has not heard lately, or never, counts as used up, however lately it was
+    /// started.
     pub(super) fn begin_outage(&mut self) {
         if self.usage.is_old && self.session.away_since().is_none() {
             // One of this queue alone, without an answer since the last: it goes on, and all is charged.
@@ -85,9 +86,16 @@ impl Worker {
         let places = self.queue.with_policy(OnStoreFailure::Local);
         for (place, limiter_ref) in places.zip(self.local_refs().unwrap_or_default()) {
             let is_stale = self.usage_of(place).0.is_stale(self.away_since(), self.heard_lately());
-            let stale = |rule: &Rule| is_stale.then(|| rule.lacking_max());
-            let closed = limiter_ref.rules.iter().filter_map(|rule| stale(rule).or(rule.soon_whole()));
-            store.charge_at(clock.now(), &limiter_ref, (since, closed.max().unwrap_or_default()), *replica);
+            let rules = &limiter_ref.rules;
+            let closed = if is_stale {
+                (since, rules.iter().map(Rule::lacking_max).max().unwrap_or_default())
+            } else if rules.iter().all(|rule| rule.soon_whole().is_some()) {
+                (since, rules.iter().filter_map(Rule::soon_whole).max().unwrap_or_default())
+            } else {
+                // A charge would count under the others, too: for a day under a limit a day.
+                (since + rules.iter().filter_map(Rule::soon_whole_after).max().unwrap_or_default(), 0)
+            };
+            store.charge_at(clock.now(), &limiter_ref, closed, *replica);
         }
     }
 
