@@ -96,7 +96,7 @@ do
 
     -- Returns the epoch after `before`, which may be nil. Counted members may have been granted their share until now, so their permits
     -- matter for as long from now on. Those who were not heard right before a silence had been cut off from the others: their share is
-    -- theirs already.
+    -- theirs already. But one that owes a report of an earlier epoch owes it still: what was charged for it stays.
     local function begin(before, key, now, known, run, settle, is_lost, live_key)
       local id = max(now, known + 1, before and before.id + 1 or 0)
       local epoch = {
@@ -133,7 +133,8 @@ do
       local called_until = max(heard, before.opens) + settle
       if counted > 1 then epoch.unused_from = called_until + settle end
       for index = 1, #members, SIZE do
-        if members[index + 1] < heard - 2 * settle then members[index + 4] = id end
+        local is_cut_off = members[index + 1] < heard - 2 * settle
+        if is_cut_off and members[index + 4] >= before.id then members[index + 4] = id end
       end
       return epoch
     end

@@ -506,6 +506,26 @@ fn the_crash_of_a_replica_costs_a_limit_of_a_day_one_permit() {
 }
 
 #[test]
+fn a_second_silence_takes_back_nothing_that_was_charged_behind_the_first() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let first = fleet.begin(0);
+    for replica in [1, 2] {
+        fleet.beat(700_000, replica, first, Reported::default());
+    }
+    // The second one is never heard again.
+    let second = fleet.renew(4 * SECOND, first);
+    fleet.beat(4_100_000, 1, second, Reported { memory: first, epoch: second });
+    fleet.ask(4_600_000, second, 0);
+    let left = fleet.available(4_600_000);
+    assert!(left <= 2, "{left}");
+    fleet.keep_alive(4_600_000, 5 * SECOND, second);
+    let third = fleet.renew(6 * SECOND, second);
+    fleet.beat(6_100_000, 1, third, Reported { memory: first, epoch: third });
+    fleet.ask(6_700_000, third, 0);
+    assert!(fleet.available(6_700_000) <= left);
+}
+
+#[test]
 fn a_limit_that_spaces_permits_does_not_hide_what_was_granted_one_after_the_other() {
     let mut fleet = Fleet::new(Kind::Bucket(Bucket { burst: 1 }));
     let spaced = Rule { window: Micros(SECOND), ..fleet.limiter_ref.rules[0].clone() };
