@@ -126,7 +126,7 @@ impl Source {
 impl Clock {
     /// Starts a clock at the present wall time.
     pub fn start() -> Clock {
-        Clock::starting_at(wall(), since_boot)
+        Clock::starting_at(unix_now().into(), since_boot)
     }
 
     /// Starts a clock at a wall time. `boot` returns the time since the machine started.
@@ -136,7 +136,7 @@ impl Clock {
 
     /// Starts a clock at the present wall time, which then follows Tokio's time: a test may pause that.
     pub fn of_runtime() -> Clock {
-        Clock::of(Source::Runtime(Instant::now()), wall())
+        Clock::of(Source::Runtime(Instant::now()), unix_now().into())
     }
 
     fn of(source: Source, anchor_wall: Micros) -> Clock {
@@ -159,8 +159,19 @@ impl Clock {
     }
 }
 
-fn wall() -> Micros {
-    Micros::from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+/// Returns the time of an instant since the Unix epoch; zero before that.
+pub fn unix_time(at: SystemTime) -> Duration {
+    at.duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// Returns the present time since the Unix epoch, by the wall clock.
+pub fn unix_now() -> Duration {
+    unix_time(SystemTime::now())
+}
+
+/// Converts to whole milliseconds. Saturates.
+pub fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn since_boot() -> Micros {

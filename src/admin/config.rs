@@ -1,11 +1,10 @@
 //! `/api/config`: the running configuration, and how its last reload ended.
 
-use std::time::UNIX_EPOCH;
-
 use serde_json::{Value, json};
 use url::form_urlencoded;
 
 use super::response::{self, Response};
+use crate::clock::unix_time;
 use crate::config::{Handle, Outcome, Reload};
 
 /// Answers with the running configuration, secrets masked, and the result of its last reload: as it was written, or with
@@ -27,7 +26,7 @@ pub(super) fn last(config: &Handle) -> Option<Value> {
 }
 
 fn last_reload(reload: &Reload) -> Value {
-    let at = reload.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let at = unix_time(reload.at).as_secs();
     match &reload.outcome {
         Outcome::Applied { restart_needed, .. } => {
             json!({ "at_unix_seconds": at, "ok": true, "restart_needed": restart_needed })

@@ -5,7 +5,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -15,6 +14,7 @@ use tokio::time::{Duration, Instant, MissedTickBehavior, interval};
 
 use super::hour::{Hour, Seen};
 use super::routes::Routes;
+use crate::clock::{millis, unix_now};
 use crate::telemetry::RouteCounts;
 
 /// The age at which a state is computed anew: half the interval at which a page asks for it.
@@ -63,7 +63,7 @@ impl Dashboard {
             next.tick().await;
             let Look { seen, routes, waits } = look();
             let mut sampled = self.sampled();
-            let now = unix_ms();
+            let now = millis(unix_now());
             sampled.hour.add(now, seen);
             sampled.routes.add(now, routes);
             if sampled.waits.len() >= WAITS_MAX {
@@ -101,9 +101,8 @@ impl Dashboard {
     pub(super) fn longest_waits_ms(&self) -> HashMap<String, u64> {
         let mut longest = HashMap::new();
         for (name, wait) in self.sampled().waits.iter().flatten() {
-            let waited = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
             let so_far: &mut u64 = longest.entry(name.clone()).or_default();
-            *so_far = waited.max(*so_far);
+            *so_far = millis(*wait).max(*so_far);
         }
         longest
     }
@@ -139,10 +138,4 @@ fn event<T: Serialize>(name: &str, data: &T) -> Bytes {
     serde_json::to_writer(&mut event, data).unwrap_or_default();
     event.extend_from_slice(b"\n\n");
     event.into()
-}
-
-/// Returns the wall time in milliseconds since the Unix epoch.
-pub(super) fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

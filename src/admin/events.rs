@@ -5,7 +5,6 @@
 
 use std::convert::Infallible;
 use std::sync::LazyLock;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -21,11 +20,12 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Duration, Instant, Interval, MissedTickBehavior, interval, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::dashboard::{Look, unix_ms};
+use super::dashboard::Look;
 use super::hour::Seen;
 use super::response::{self, Response};
 use super::state::AdminState;
 use super::{config, limiters, replicas};
+use crate::clock::{millis, unix_now, unix_time};
 use crate::config::Outcome;
 use crate::limiter::{Replica, replica_name};
 
@@ -123,12 +123,13 @@ pub(super) fn look(state: &AdminState) -> Look {
         let name = if replica.host.is_empty() { replica_name(replica.id) } else { replica.host.to_string() };
         (replica.id, name)
     };
-    let seconds = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let reload = state.config.last_reload();
     let seen = Seen {
         limiters: state.usage.fleet.limiters(),
         store_up: state.limiters.store_up(),
-        reload: reload.map(|reload| (seconds(reload.at), matches!(reload.outcome, Outcome::Applied { .. }))),
+        reload: reload.map(|reload| {
+            (unix_time(reload.at).as_secs(), matches!(reload.outcome, Outcome::Applied { .. }))
+        }),
         replicas: state.limiters.replicas().into_iter().map(replica).collect(),
     };
     let tallies = state.limiters.tallies().into_iter();
@@ -141,7 +142,7 @@ async fn live_state(state: &AdminState) -> Value {
     // A store that does not answer must not keep the page from showing that.
     let limiters = timeout(STATE_INTERVAL, limiters::listing(&state.limiters, &state.usage.fleet)).await.ok();
     json!({
-        "at": unix_ms(),
+        "at": millis(unix_now()),
         "store_up": state.limiters.store_up(),
         "draining": *state.draining.borrow(),
         "limiters": limiters,

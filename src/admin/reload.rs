@@ -1,12 +1,13 @@
 //! `/api/reload`: asks the app to read the configuration file again.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
 use super::response::{self, Response};
+use crate::clock::unix_time;
 use crate::config::{Changed, Outcome};
 
 /// The most waiting reloads. Each reads the whole file, so more would change nothing.
@@ -42,8 +43,7 @@ impl Reloader {
 pub(super) async fn reload(reloader: &Reloader) -> Response {
     match reloader.reload().await {
         Some(Outcome::Applied { restart_needed, has_changed, changed, warnings }) => {
-            let since =
-                |changed: &Changed| changed.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            let since = |changed: &Changed| unix_time(changed.at).as_secs();
             response::document(&json!({
                 "ok": true,
                 "restart_needed": restart_needed,

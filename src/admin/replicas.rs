@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::response::{self, Response};
+use crate::clock::millis;
 use crate::limiter::{Limiters, Replica, replica_name};
 
 /// Answers with all replicas, this one first.
@@ -22,7 +23,7 @@ fn view(replica: &Replica, is_this: bool) -> Value {
         "host": Some(&*replica.host).filter(|host| !host.is_empty()),
         "version": &*replica.version,
         "configuration": &*replica.configuration,
-        "last_seen_ms": u64::try_from(replica.seen_ago.as_millis()).unwrap_or(u64::MAX),
+        "last_seen_ms": millis(replica.seen_ago),
         "this": is_this,
     })
 }

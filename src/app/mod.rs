@@ -25,9 +25,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use tracing::{error, info, warn};
 
-use self::reload::{LOAD_TIME_MAX, Reloadable, Reloads, too_slow, unix_seconds};
+use self::reload::{LOAD_TIME_MAX, Reloadable, Reloads, too_slow};
 use crate::admin::{self, AdminState, Explained, FleetUsage, Reloader};
-use crate::clock::Clock;
+use crate::clock::{Clock, unix_now};
 use crate::config::{self, Config, Handle, LoadError, Loaded, Watch, model};
 use crate::limiter::Limiters;
 use crate::limiter::store::Store;
@@ -250,7 +250,7 @@ impl App {
         limiters.settle().await;
         keep(&limiters, &tasks, &end);
         let last_counts = LastCounts::of(&fleet_usage, &tasks);
-        metrics.started(unix_seconds());
+        metrics.started(unix_now().as_secs_f64());
 
         let handle = Arc::new(Handle::new(loaded));
         let (draining, is_draining) = watch::channel(false);

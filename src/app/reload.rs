@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::admin::ReloadRequest;
+use crate::clock::unix_now;
 use crate::config::{self, Change, Handle, LoadError, Loaded, Reload, Watch};
 use crate::limiter::{Limiters, PreparedLimiters};
 use crate::proxy::{PreparedProxy, Proxy, ProxyBuildError};
@@ -133,7 +134,7 @@ impl Reloadable {
         for problem in &error.problems {
             error!(%problem, "configuration not reloaded");
         }
-        self.metrics.reload(false, unix_seconds());
+        self.metrics.reload(false, unix_now().as_secs_f64());
         self.handle.refuse(error);
     }
 }
@@ -167,15 +168,10 @@ impl PreparedReload {
         }
         parts.limiters.configured(&config.hash);
         let restart_needed = parts.handle.publish(loaded, changes);
-        parts.metrics.reload(true, unix_seconds());
+        parts.metrics.reload(true, unix_now().as_secs_f64());
         info!(hash = %config.hash, "configuration reloaded");
         for key in restart_needed {
             warn!(key, "this change needs a restart; the rest is in force");
         }
     }
-}
-
-/// Returns the wall clock's time since the Unix epoch, in seconds.
-pub(super) fn unix_seconds() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
 use clap::Args;
@@ -20,6 +20,7 @@ use super::check::unless_closed;
 use super::table::{aligned, plain};
 use super::{address, partitions, shares};
 use crate::admin;
+use crate::clock::unix_now;
 
 /// The variable with the token of `admin.token`. Everyone on the machine could read a token in an argument.
 const TOKEN_VARIABLE: &str = "WEIR_ADMIN_TOKEN";
@@ -186,8 +187,7 @@ fn reload_lines(answer: &Value) -> Vec<String> {
         _ if answer["changed"] == true => None,
         None => Some("nothing has changed since the start".to_owned()),
         Some(at) => {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let ago = now.as_secs().saturating_sub(at);
+            let ago = unix_now().as_secs().saturating_sub(at);
             Some(format!("nothing has changed since {ago} s ago, when the file was taken up:"))
         }
     };
@@ -436,8 +436,7 @@ fn replicas_table(answer: &Value) -> Vec<Vec<String>> {
 
 fn paused_for(limiter: &Value) -> String {
     let Some(until) = limiter["paused_until"].as_u64() else { return "-".to_owned() };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let left = Duration::from_millis(until).saturating_sub(now);
+    let left = Duration::from_millis(until).saturating_sub(unix_now());
     let paused = &limiter["paused"];
     let why = match paused["reason"].as_str() {
         Some("by_hand") => "by hand".to_owned(),

@@ -16,6 +16,7 @@ use tracing_subscriber::Layer;
 use super::log_buffer::{LineKind, LogBuffer};
 use super::outcome::Outcome;
 use super::spans::Summary;
+use crate::clock::millis;
 use crate::entropy::Entropy;
 
 /// The target of the access log's lines.
@@ -201,10 +202,6 @@ impl Line {
         }
         self.push("\n");
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use super::pace::{PARTS, Pace};
 use super::partitions::TopPartitions;
 use super::store::{Told, UsageStore};
 use super::waits::{self, Waits};
+use crate::clock::Micros;
 
 /// Time between two looks at this replica's counts.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
@@ -285,7 +286,7 @@ fn latest_counts<'a>(told: impl Iterator<Item = (Duration, &'a [UpstreamCount])>
     let mut latest: BTreeMap<&str, UpstreamCount> = BTreeMap::new();
     for (ago, counts) in told {
         for count in counts {
-            let age_us = count.age_us.saturating_add(u64::try_from(ago.as_micros()).unwrap_or(u64::MAX));
+            let age_us = count.age_us.saturating_add(Micros::from(ago).0);
             if latest.get(&*count.limit).is_none_or(|known| age_us < known.age_us) {
                 latest.insert(&count.limit, UpstreamCount { age_us, ..count.clone() });
             }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::largest::Largest;
+use crate::clock::Micros;
 
 /// The length of a span. The last two count, so what is shown is of the last two and a half to five minutes.
 const SPAN_US: u64 = 150_000_000;
@@ -66,7 +67,7 @@ impl TopPartitions {
         let mut sums: HashMap<Arc<str>, PartitionReading> = HashMap::new();
         let mut over_us = 0;
         for (ago, top) in told {
-            let ago_us = u64::try_from(ago.as_micros()).unwrap_or(u64::MAX);
+            let ago_us = Micros::from(ago).0;
             over_us = top.over_us.max(over_us);
             // One that is in both lists is the same in both.
             let both = top.used.iter().chain(&top.waited).map(|one| (&*one.partition, one));

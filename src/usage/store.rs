@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use super::counts::{Counts, Key};
 use super::ledger::Batch;
 use super::period::Period;
+use crate::clock::{Micros, unix_now};
 
 /// How long counts are kept.
 pub const KEPT_FOR: Duration = Duration::from_secs(35 * 24 * 3600);
@@ -82,7 +83,7 @@ impl Default for MemoryUsage {
 impl MemoryUsage {
     fn stamp(&self) -> Stamp {
         let now_us = unix_us();
-        let kept_us = u64::try_from(KEPT_FOR.as_micros()).unwrap_or(u64::MAX);
+        let kept_us = Micros::from(KEPT_FOR).0;
         Stamp { now_us, since_us: self.since_us.max(now_us.saturating_sub(kept_us)).min(now_us) }
     }
 }
@@ -112,6 +113,5 @@ impl UsageStore for MemoryUsage {
 
 /// Returns the wall clock's time in microseconds since the Unix epoch.
 pub(super) fn unix_us() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    Micros::from(unix_now()).0
 }

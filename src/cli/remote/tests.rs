@@ -47,8 +47,7 @@ api      9/1s   9          0        4        0        -           header:x-t=acm
 
 #[test]
 fn a_pause_is_shown_with_its_reason() {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
-    let until = u64::try_from(now).unwrap() + 28_499;
+    let until = crate::clock::millis(unix_now()) + 28_499;
     let paused = |paused: Value| paused_for(&json!({"paused_until": until, "paused": paused}));
     assert!(paused(json!({"reason": "upstream", "status": 429})).ends_with("s (429)"));
     let by_hand = paused(json!({"reason": "by_hand"}));

@@ -2,12 +2,12 @@
 //!
 //! Knows nothing of requests. Those of an upstream are replaced, because it knows nothing of the other callers' permits.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::quota::names::Name;
-use crate::clock::Micros;
+use crate::clock::{Micros, unix_time};
 use crate::config::model::LimitHeaders;
 use crate::limiter::QuotaLeft;
 use crate::limiter::model::{Limit, Limiter};
@@ -118,7 +118,7 @@ fn write(
             set(of_reset, span(left.whole_in));
         }
         LimitHeaders::Github => {
-            let at = now.duration_since(UNIX_EPOCH).unwrap_or_default() + left.whole_in.to_duration();
+            let at = unix_time(now) + left.whole_in.to_duration();
             let seconds = at.as_secs() + u64::from(at.subsec_nanos() > 0);
             set("x-ratelimit-limit", rate.to_string());
             set("x-ratelimit-remaining", remaining.to_string());
@@ -176,6 +176,7 @@ fn span(time: Micros) -> String {
 mod tests {
     use std::num::NonZeroU32;
     use std::sync::Arc;
+    use std::time::UNIX_EPOCH;
 
     use super::*;
     use crate::limiter::model::{Algorithm, LimiterName, Permits};

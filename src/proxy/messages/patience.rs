@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::header_flags::HeaderFlags;
-use super::response::millis;
+use crate::clock::millis;
 use crate::config::model::{Leave, Patience};
 use crate::config::units;
 use crate::proxy::error::ProxyError;

@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
 use super::form::{Names, Reader, Words};
 use super::limit_headers::{RATELIMIT, RATELIMIT_POLICY, policies, state};
-use crate::clock::Micros;
+use crate::clock::{Micros, millis};
 use crate::config::model::Errors;
 use crate::limiter::Refusal;
 use crate::limiter::model::{Limiter, LimiterName};
@@ -131,11 +131,6 @@ pub(crate) fn add_position(headers: &mut HeaderMap, place: Option<u64>) {
 fn add_class(headers: &mut HeaderMap, class: Option<&str>) {
     let value = class.and_then(|class| HeaderValue::from_str(class).ok());
     headers.extend(value.map(|value| (WEIR_CLASS, value)));
-}
-
-/// Returns whole milliseconds, saturating.
-pub(crate) fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Returns the `Content-Length` of a 304, which has no body (RFC 9110, 15.4.5).

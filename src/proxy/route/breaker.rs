@@ -12,9 +12,9 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::breaker_core::{Answer, Change, Core, Event, Pass, State};
+use crate::clock::millis;
 use crate::config::model::Breaker as Rule;
 use crate::proxy::error::ProxyError;
-use crate::proxy::messages::response::millis;
 
 /// The breaker of a route.
 pub(crate) struct Breaker {
