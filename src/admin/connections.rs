@@ -4,17 +4,17 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::{AbortHandle, Id, JoinSet};
 use tokio::time::Instant;
+use tokio_util::io::{InspectReader, InspectWriter};
+
+use crate::clock::millis;
 
 /// The most connections: enough for scrapers, operators and, beside them, a probe.
 const CONNECTIONS_MAX: usize = 256;
@@ -35,8 +35,7 @@ impl Watch {
     }
 
     fn moves(&self) {
-        let elapsed = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.moved_ms.store(elapsed, Ordering::Relaxed);
+        self.moved_ms.store(millis(self.opened.elapsed()), Ordering::Relaxed);
     }
 
     /// Notes that a request is being answered, until the result is dropped.
@@ -126,49 +125,13 @@ impl Spare {
     }
 }
 
-/// A stream that tells when bytes move.
-pub(super) struct Watched {
+/// Returns a stream that tells its watch when bytes move.
+pub(super) fn watched(
     stream: TcpStream,
     watch: Arc<Watch>,
-}
-
-impl Watched {
-    /// Wraps a stream.
-    pub(super) fn new(stream: TcpStream, watch: Arc<Watch>) -> Watched {
-        Watched { stream, watch }
-    }
-}
-
-impl AsyncRead for Watched {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-        self.watch.moves();
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Watched {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let count = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
-        self.watch.moves();
-        Poll::Ready(Ok(count))
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
+) -> impl AsyncRead + AsyncWrite + Unpin + Send + 'static {
+    let of_reader = Arc::clone(&watch);
+    InspectReader::new(InspectWriter::new(stream, move |_| watch.moves()), move |_| of_reader.moves())
 }
 
 #[cfg(test)]

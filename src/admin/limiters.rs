@@ -1,7 +1,7 @@
 //! `/api/limiters`: the live state of all limiters or of one, and the actions by hand: pause, resume, reset.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use super::named_partition::{self, NamedPartition};
 use super::partitions;
 use super::response::{self, Response};
+use crate::clock::{Micros, millis, unix_now};
 use crate::config::model::Config;
 use crate::config::{units, unknown as unknown_name};
 use crate::limiter::model::limit::{LimiterName, OnStoreFailure};
@@ -140,12 +141,7 @@ impl Action {
 
     /// Returns the action of this name in a path.
     pub(super) fn named(name: &str) -> Option<Action> {
-        match name {
-            "pause" => Some(Action::Pause),
-            "resume" => Some(Action::Resume),
-            "reset" => Some(Action::Reset),
-            _ => None,
-        }
+        [Action::Pause, Action::Resume, Action::Reset].into_iter().find(|action| action.as_str() == name)
     }
 }
 
@@ -319,7 +315,7 @@ fn view(state: &LimiterStatus, host_of: impl Fn(u64) -> Option<Arc<str>>) -> Val
         "queue": limiter.queue.as_ref().map(|queue| {
             json!({ "timeout_ms": millis(queue.timeout), "max_waiting": queue.max_waiting })
         }),
-        "guard_us": u64::try_from(limiter.guard.as_micros()).unwrap_or(u64::MAX),
+        "guard_us": Micros::from(limiter.guard).0,
         "on_store_failure": match limiter.on_store_failure {
             OnStoreFailure::Local => "local",
             OnStoreFailure::Reject => "reject",
@@ -375,8 +371,7 @@ fn share(share: &ShareStatus) -> Value {
 /// it, its reason, and the replica that received the rejection or the request for the pause by hand. What is not known is null: the
 /// reason and the replica where the store had named the end alone before it went away, and often the host of the replica.
 fn paused(PauseState { left, cause, is_local }: PauseState, by_host: Option<&str>) -> Value {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let mut paused = json!({ "until": millis(now + left), "local": is_local, "reason": null });
+    let mut paused = json!({ "until": millis(unix_now() + left), "local": is_local, "reason": null });
     match cause.map(|cause| cause.reason) {
         Some(Reason::Upstream { status, is_named }) => {
             paused["reason"] = "upstream".into();
@@ -390,10 +385,6 @@ fn paused(PauseState { left, cause, is_local }: PauseState, by_host: Option<&str
     paused["by"] = cause.map(|cause| replica_name(cause.replica)).into();
     paused["by_host"] = by_host.into();
     paused
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

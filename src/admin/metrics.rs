@@ -14,7 +14,7 @@ pub(super) async fn answer(state: &AdminState) -> Response {
     let asked = Instant::now();
     // All that have arrived ask before the first one reads.
     yield_now().await;
-    let mut last = state.scrape.lock().await;
+    let mut last = state.last_scrape.lock().await;
     let text = match &*last {
         Some((began, text)) if *began >= asked => text.clone(),
         _ => {

@@ -8,7 +8,6 @@
 //! - `health`, `metrics`, `limiters`, `replicas`, `config`, `reload`, `explain`, `events`, `usage`: the endpoints, one file each.
 //! - `named_partition`: the partition that a query names; `partitions`: those of a limiter that matter.
 //! - `dashboard`: what all open pages share; `hour`: the last hour of the fleet; `routes`: the routes lately; `page.html` is the page.
-//! - `scrape`: the reading that scrapes share.
 //! - `state`: the handles that the endpoints share.
 //!
 //! Reads the other rooms, and asks them for a reload, a pause or a reset. Knows no store: a limiter asks its own.
@@ -32,7 +31,6 @@ mod replicas;
 mod response;
 mod router;
 mod routes;
-mod scrape;
 mod server;
 mod state;
 mod usage;
@@ -42,6 +40,5 @@ pub use self::explain::{Explain, Explained, asked};
 pub use self::limiters::{PAUSE_LENGTH, pause_length};
 pub(crate) use self::reload::RELOAD_TIME_MAX;
 pub use self::reload::{ReloadRequest, Reloader};
-pub use self::scrape::LastScrape;
 pub use self::server::serve;
 pub use self::state::{AdminState, Breakers, FleetUsage};

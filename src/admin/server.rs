@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::audit::PeerAddress;
-use super::connections::{Connections, Spare, Watch, Watched};
+use super::connections::{Connections, Spare, Watch, watched};
 use super::events;
 use super::response::{self, Response};
 use super::router;
@@ -142,7 +142,7 @@ async fn connection(stream: TcpStream, watch: Arc<Watch>, shared: Arc<Shared>, s
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
         .max_buf_size(HEADER_BYTES_MAX)
-        .serve_connection(TokioIo::new(Watched::new(stream, Arc::clone(&watch))), service);
+        .serve_connection(TokioIo::new(watched(stream, Arc::clone(&watch))), service);
     tokio::pin!(connection);
     tokio::select! {
         _ = connection.as_mut() => return,

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde_json::Value;
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
 
 use super::dashboard::Dashboard;
 use super::explain::Explain;
 use super::reload::Reloader;
-use super::scrape::LastScrape;
 use crate::config;
 use crate::limiter::Limiters;
 use crate::telemetry::Metrics;
@@ -37,8 +38,8 @@ pub struct AdminState {
     pub draining: watch::Receiver<bool>,
     /// The state that all open dashboard pages share.
     pub dashboard: Dashboard,
-    /// The reading that scrapes share.
-    pub scrape: LastScrape,
+    /// When the last reading of the metrics began, and its text: scrapes that come at the same time share it.
+    pub last_scrape: Arc<Mutex<Option<(Instant, Bytes)>>>,
     /// The fleet's use, for `/api/usage`, `/api/limiters` and `/metrics`.
     pub usage: FleetUsage,
     /// The workers, for what asks the store.

@@ -267,7 +267,7 @@ impl App {
             reloader,
             draining: is_draining,
             dashboard: admin::Dashboard::default(),
-            scrape: admin::LastScrape::default(),
+            last_scrape: Arc::default(),
             usage: fleet_usage,
             workers: tokio::runtime::Handle::current(),
         };

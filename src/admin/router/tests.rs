@@ -1,7 +1,5 @@
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::Request;
 use http::header::{AUTHORIZATION, HOST, ORIGIN};
@@ -9,13 +7,11 @@ use http_body_util::{BodyExt, Empty};
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
-use super::super::{Dashboard, Explain, Explained, FleetUsage, LastScrape, ReloadRequest, Reloader};
+use super::super::{Dashboard, Explain, Explained, FleetUsage, ReloadRequest, Reloader};
 use super::*;
 use crate::clock::Clock;
-use crate::config::model::{self, Config, LogFormat, Secret, Store};
-use crate::config::{self, Handle, Outcome, Problem};
+use crate::config::{self, Handle, Loaded, Outcome, Problem};
 use crate::limiter::Limiters;
-use crate::limiter::model::limit::{Algorithm, Limit, Limiter, LimiterName, Permits};
 use crate::limiter::store::memory::MemoryStore;
 use crate::telemetry::Metrics;
 use crate::usage::{Book, Fleet, MemoryUsage, Usage};
@@ -27,59 +23,25 @@ pub(in crate::admin) struct Admin {
     pub(in crate::admin) reloads: mpsc::Receiver<ReloadRequest>,
 }
 
-fn limiter() -> Arc<Limiter> {
-    let limit = Limit {
-        rate: Permits::new(5).unwrap(),
-        per: Duration::from_secs(1),
-        algorithm: Algorithm::SlidingWindow { precision: 256.try_into().unwrap() },
-        label: "5/1s".into(),
-    };
-    Arc::new(Limiter {
-        guard: Duration::from_millis(10),
-        ..Limiter::new(LimiterName::parse("api").unwrap(), vec![limit])
-    })
-}
-
-fn config(token: Option<&str>) -> Config {
-    let listen = "127.0.0.1:0".parse().unwrap();
-    Config {
-        listen,
-        server: model::Server {
-            tls: None,
-            allow: None,
-            trusted_proxies: Vec::new(),
-            public_url: None,
-            errors: model::Errors::Json,
-            max_connections: 1,
-            header_timeout: Duration::from_secs(1),
-            idle_timeout: Duration::from_secs(1),
-            write_timeout: Duration::from_secs(1),
-            max_header_bytes: 1024,
-            body_memory: 0,
-            drain_delay: Duration::ZERO,
-            drain_timeout: Duration::ZERO,
-        },
-        admin: model::Admin { listen, token: token.map(Secret::new), read_token: None },
-        log: model::Log { level: tracing::Level::INFO, format: LogFormat::Json, access: None },
-        clients: None,
-        store: Store::Memory,
-        limiters: vec![limiter()],
-        keys: HashMap::new(),
-        routes: Vec::new(),
-        hash: "0123456789abcdef".into(),
-    }
+fn loaded(token: Option<&str>) -> Loaded {
+    let token = token.map(|token| format!(", token: {token}")).unwrap_or_default();
+    let text = format!(
+        "listen: 127.0.0.1:0\n\
+         admin: {{listen: 127.0.0.1:0{token}}}\n\
+         limiters: {{api: {{limits: [5/1s]}}}}\n\
+         routes: [{{name: a, match: {{}}, upstream: 'http://a'}}]\n"
+    );
+    config::parse(Path::new("weir.yaml"), &text).unwrap()
 }
 
 pub(in crate::admin) fn admin(token: Option<&str>) -> Admin {
     let metrics = Metrics::new();
-    let config = config(token);
+    let loaded = loaded(token);
     let clock = Clock::of_runtime();
     let limiters = Limiters::new(Arc::new(MemoryStore::new(clock)), clock, 1, metrics.clone());
-    limiters.apply(&config.limiters);
+    limiters.apply(&loaded.config.limiters);
     let (reloader, reloads) = Reloader::channel();
     let (draining, is_draining) = watch::channel(false);
-    let file = "routes: [{name: a, match: {}, upstream: 'http://a'}]\n";
-    let loaded = config::parse(Path::new("weir.yaml"), file).unwrap().with_config(config);
     let config = Arc::new(Handle::new(loaded));
     let explain: Explain = Arc::new(|_, _, _| Explained { document: Value::Null, limiters: Vec::new() });
     let state = AdminState {
@@ -91,7 +53,7 @@ pub(in crate::admin) fn admin(token: Option<&str>) -> Admin {
         reloader,
         draining: is_draining,
         dashboard: Dashboard::default(),
-        scrape: LastScrape::default(),
+        last_scrape: Arc::default(),
         usage: FleetUsage {
             book: Arc::new(Book::new(Usage::default(), Arc::new(MemoryUsage::default()), Arc::default())),
             fleet: Arc::new(Fleet::new(
@@ -111,6 +73,16 @@ fn request(method: &str, path: &str) -> Parts {
     request.body(()).unwrap().into_parts().0
 }
 
+/// Answers a request without a body from this machine.
+async fn local(state: &AdminState, request: &Parts) -> Response {
+    respond(state, true, request, Empty::<Bytes>::new()).await
+}
+
+/// Answers a request without a body from another machine.
+async fn remote(state: &AdminState, request: &Parts) -> Response {
+    respond(state, false, request, Empty::<Bytes>::new()).await
+}
+
 async fn json(response: Response) -> Value {
     serde_json::from_slice(&response.into_body().collect().await.unwrap().to_bytes()).unwrap()
 }
@@ -121,13 +93,11 @@ async fn every_endpoint_answers_on_loopback() {
     for path in ["/", "/healthz", "/readyz", "/metrics", "/api/limiters", "/api/limiters/api", "/api/config"]
     {
         for method in ["GET", "HEAD"] {
-            let response = respond(&admin.state, true, &request(method, path), Empty::<Bytes>::new()).await;
+            let response = local(&admin.state, &request(method, path)).await;
             assert_eq!(response.status(), StatusCode::OK, "{method} {path}");
         }
     }
-    let state =
-        json(respond(&admin.state, true, &request("GET", "/api/limiters"), Empty::<Bytes>::new()).await)
-            .await;
+    let state = json(local(&admin.state, &request("GET", "/api/limiters")).await).await;
     assert_eq!(state["limiters"][0]["name"], "api");
     assert_eq!(state["limiters"][0]["limits"][0]["available"], 5);
 }
@@ -136,7 +106,7 @@ async fn every_endpoint_answers_on_loopback() {
 async fn unknown_paths_limiters_and_methods_are_refused() {
     let admin = admin(None);
     for path in ["/nothing", "/api", "/api/limiters/", "/api/limiters/other", "/api/limiters/api/stop"] {
-        let response = respond(&admin.state, true, &request("GET", path), Empty::<Bytes>::new()).await;
+        let response = local(&admin.state, &request("GET", path)).await;
         assert_eq!(response.status(), StatusCode::NOT_FOUND, "{path}");
         assert_eq!(json(response).await["status"], 404);
     }
@@ -145,15 +115,12 @@ async fn unknown_paths_limiters_and_methods_are_refused() {
         ("POST", "/metrics", "GET, HEAD"),
         ("GET", "/api/limiters/api/pause", "POST"),
     ] {
-        let response = respond(&admin.state, true, &request(method, path), Empty::<Bytes>::new()).await;
+        let response = local(&admin.state, &request(method, path)).await;
         assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
         assert_eq!(response.headers()[ALLOW], allow);
     }
     let partition = request("GET", "/api/limiters/api?partition=x");
-    assert_eq!(
-        respond(&admin.state, true, &partition, Empty::<Bytes>::new()).await.status(),
-        StatusCode::BAD_REQUEST
-    );
+    assert_eq!(local(&admin.state, &partition).await.status(), StatusCode::BAD_REQUEST);
 }
 
 #[tokio::test]
@@ -161,20 +128,20 @@ async fn beyond_loopback_only_health_and_metrics_are_open() {
     for (token, closed) in [(None, StatusCode::FORBIDDEN), (Some("t"), StatusCode::UNAUTHORIZED)] {
         let admin = admin(token);
         for path in ["/healthz", "/readyz", "/metrics"] {
-            let response = respond(&admin.state, false, &request("GET", path), Empty::<Bytes>::new()).await;
+            let response = remote(&admin.state, &request("GET", path)).await;
             assert_eq!(response.status(), StatusCode::OK, "{path}");
         }
         for (method, path) in [("GET", "/api/events"), ("GET", "/api/config"), ("POST", "/api/reload")] {
-            let response = respond(&admin.state, false, &request(method, path), Empty::<Bytes>::new()).await;
+            let response = remote(&admin.state, &request(method, path)).await;
             assert_eq!(response.status(), closed, "{path}");
         }
         // The page asks for the token and contains no data.
-        let page = respond(&admin.state, false, &request("GET", "/"), Empty::<Bytes>::new()).await;
+        let page = remote(&admin.state, &request("GET", "/")).await;
         assert_eq!(page.status(), if token.is_some() { StatusCode::OK } else { closed });
     }
     let mut with_token = request("GET", "/api/config");
     with_token.headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer t"));
-    let response = respond(&admin(Some("t")).state, false, &with_token, Empty::<Bytes>::new()).await;
+    let response = remote(&admin(Some("t")).state, &with_token).await;
     assert_eq!(response.status(), StatusCode::OK);
 }
 
@@ -183,7 +150,7 @@ async fn a_web_page_cannot_ask_for_a_reload() {
     let mut admin = admin(None);
     let mut from_a_page = request("POST", "/api/reload");
     from_a_page.headers.insert(ORIGIN, HeaderValue::from_static("https://page.example"));
-    let response = respond(&admin.state, true, &from_a_page, Empty::<Bytes>::new()).await;
+    let response = local(&admin.state, &from_a_page).await;
     assert_eq!(response.status(), StatusCode::FORBIDDEN);
     assert!(admin.reloads.try_recv().is_err());
 }
@@ -212,27 +179,24 @@ async fn a_reload_answers_with_every_problem() {
         drop(reloads);
     };
     let client = async {
-        let good = respond(&state, true, &reload, Empty::<Bytes>::new()).await;
+        let good = local(&state, &reload).await;
         assert_eq!(good.status(), StatusCode::OK);
         assert_eq!(json(good).await["restart_needed"], serde_json::json!(["listen"]));
-        let bad = respond(&state, true, &reload, Empty::<Bytes>::new()).await;
+        let bad = local(&state, &reload).await;
         assert_eq!(bad.status(), StatusCode::UNPROCESSABLE_ENTITY);
         let problems = json(bad).await["problems"].clone();
         assert_eq!((&problems[0]["line"], &problems[1]["message"]), (&3.into(), &"two".into()));
     };
     tokio::join!(app, client);
-    assert_eq!(
-        respond(&state, true, &reload, Empty::<Bytes>::new()).await.status(),
-        StatusCode::SERVICE_UNAVAILABLE
-    );
+    assert_eq!(local(&state, &reload).await.status(), StatusCode::SERVICE_UNAVAILABLE);
 }
 
 #[tokio::test]
 async fn draining_ends_readiness_but_not_health() {
     let admin = admin(None);
     admin.draining.send(true).unwrap();
-    let ready = respond(&admin.state, true, &request("GET", "/readyz"), Empty::<Bytes>::new()).await;
+    let ready = local(&admin.state, &request("GET", "/readyz")).await;
     assert_eq!(ready.status(), StatusCode::SERVICE_UNAVAILABLE);
-    let alive = respond(&admin.state, true, &request("GET", "/healthz"), Empty::<Bytes>::new()).await;
+    let alive = local(&admin.state, &request("GET", "/healthz")).await;
     assert_eq!(alive.status(), StatusCode::OK);
 }
