@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::Value;
 use url::form_urlencoded;
 
@@ -17,8 +17,8 @@ const COUNTS: [&str; 4] = ["granted", "refused", "waited", "cancelled"];
 #[derive(Debug, Args)]
 pub struct UsageArguments {
     /// Divide the use by client, route or limiter
-    #[arg(long, value_enum, default_value = "client")]
-    by: By,
+    #[arg(long, value_parser = ["client", "route", "limiter"], default_value = "client")]
+    by: String,
     /// Count by hour or by day, in UTC
     #[arg(long, value_parser = ["1h", "1d"], default_value = "1h")]
     per: String,
@@ -36,30 +36,13 @@ pub struct UsageArguments {
     remote: Remote,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-enum By {
-    Client,
-    Route,
-    Limiter,
-}
-
-impl By {
-    fn as_str(self) -> &'static str {
-        match self {
-            By::Client => "client",
-            By::Route => "route",
-            By::Limiter => "limiter",
-        }
-    }
-}
-
 /// Asks for the use and prints it.
 ///
 /// # Errors
 /// If there is no answer, or it cannot be printed.
 pub async fn run(arguments: UsageArguments) -> Result<ExitCode, RemoteError> {
     let mut query = form_urlencoded::Serializer::new(String::new());
-    query.append_pair("by", arguments.by.as_str()).append_pair("per", &arguments.per);
+    query.append_pair("by", &arguments.by).append_pair("per", &arguments.per);
     for (name, instant) in [("from", &arguments.from), ("to", &arguments.to)] {
         if let Some(instant) = instant {
             query.append_pair(name, instant);
@@ -70,11 +53,11 @@ pub async fn run(arguments: UsageArguments) -> Result<ExitCode, RemoteError> {
     if arguments.remote.wants_json() {
         writeln!(output, "{answer:#}")?;
     } else if arguments.csv {
-        for row in rows(&answer, arguments.by) {
+        for row in rows(&answer, &arguments.by) {
             writeln!(output, "{}", row.iter().map(|cell| csv(cell)).collect::<Vec<_>>().join(","))?;
         }
     } else {
-        let mut rows = rows(&answer, arguments.by);
+        let mut rows = rows(&answer, &arguments.by);
         rows[0].iter_mut().for_each(|cell| *cell = cell.to_uppercase());
         write!(output, "{}", aligned(&rows))?;
         writeln!(output, "whole since {}", plain(&answer["since"]))?;
@@ -83,8 +66,8 @@ pub async fn run(arguments: UsageArguments) -> Result<ExitCode, RemoteError> {
 }
 
 /// Returns the rows, below their names.
-fn rows(answer: &Value, by: By) -> Vec<Vec<String>> {
-    let columns = [by.as_str(), "from"].into_iter().chain(COUNTS);
+fn rows(answer: &Value, by: &str) -> Vec<Vec<String>> {
+    let columns = [by, "from"].into_iter().chain(COUNTS);
     let mut rows = vec![columns.clone().map(str::to_owned).collect::<Vec<_>>()];
     let counted = answer["usage"].as_array().into_iter().flatten();
     rows.extend(counted.map(|row| columns.clone().map(|column| plain(&row[column])).collect()));
@@ -105,7 +88,7 @@ mod tests {
     #[test]
     fn a_row_has_a_cell_for_each_column() {
         let row = json!({"client": "a,\"b", "from": "2026-11-25T18:00:00Z", "granted": 3, "refused": 1, "waited": 2, "cancelled": 0});
-        let rows = rows(&json!({"since": null, "usage": [row]}), By::Client);
+        let rows = rows(&json!({"since": null, "usage": [row]}), "client");
         assert_eq!(rows[0], ["client", "from", "granted", "refused", "waited", "cancelled"]);
         assert_eq!(rows[1], ["a,\"b", "2026-11-25T18:00:00Z", "3", "1", "2", "0"]);
         assert_eq!(csv(&rows[1][0]), "\"a,\"\"b\"");
