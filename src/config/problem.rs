@@ -123,21 +123,21 @@ impl Report {
             self.dropped += 1;
             return;
         }
-        let Mark { line, column } = mark;
-        let (path, message) = (path.into(), message.into());
-        self.problems.push(Problem { file: self.file.clone(), line, column, path, message, excerpt: None });
+        self.problems.push(self.problem(mark, path.into(), message.into()));
     }
 
     /// Adds a warning at a place. There are no more of them than limiters and routes.
     pub(crate) fn warn(&mut self, mark: Mark, path: impl Into<String>, message: impl Into<String>) {
-        let Mark { line, column } = mark;
-        let (path, message) = (path.into(), message.into());
-        self.warnings.push(Problem { file: self.file.clone(), line, column, path, message, excerpt: None });
+        self.warnings.push(self.problem(mark, path.into(), message.into()));
     }
 
     /// Adds a problem of the whole file.
     pub(crate) fn add_whole(&mut self, message: impl Into<String>) {
         self.add(Mark::default(), "", message);
+    }
+
+    fn problem(&self, Mark { line, column }: Mark, path: String, message: String) -> Problem {
+        Problem { file: self.file.clone(), line, column, path, message, excerpt: None }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -149,8 +149,8 @@ impl Report {
         let problems = std::mem::take(&mut self.problems);
         let mut problems = self.placed(problems);
         if self.dropped > 0 {
-            let (message, path) = (format!("and {} more problems", self.dropped), String::new());
-            problems.push(Problem { file: self.file, line: 0, column: 0, path, message, excerpt: None });
+            let message = format!("and {} more problems", self.dropped);
+            problems.push(self.problem(Mark::default(), String::new(), message));
         }
         problems.append(&mut self.others.problems);
         problems
