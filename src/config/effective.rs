@@ -11,8 +11,8 @@ use serde_json::{Map, Value, json};
 use super::key_part::{CLIENT_IP, IPV4_PREFIX, IPV6_PREFIX};
 use super::masked::{is_masked, masked_key};
 use super::model::{
-    Admin, Breaker, Charge, Config, Confirm, Cost, Log, LogFormat, PATIENCE_HEADERS, RedisServers,
-    RedisStore, Retry, Route, Server, Store, Upstream,
+    Admin, Breaker, Charge, Config, Cost, Log, LogFormat, PATIENCE_HEADERS, RedisServers, RedisStore, Retry,
+    Route, Server, Store, Upstream,
 };
 use super::units::{Share, Size, show_duration, show_share, show_size};
 use crate::limiter::Partition;
@@ -171,10 +171,6 @@ fn access(rule: &AccessRule) -> Value {
 fn store(store: &Store) -> Value {
     let Store::Redis(redis) = store else { return "memory".into() };
     let RedisStore { servers, timeout, pool_size, key_prefix, fleet_size, confirm, .. } = &**redis;
-    let confirm = match confirm {
-        Confirm::Primary => "primary",
-        Confirm::Replica => "replica",
-    };
     let mut keys = json!({
         "timeout": show_duration(*timeout),
         "pool_size": pool_size,

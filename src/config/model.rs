@@ -172,12 +172,13 @@ pub struct RedisStore {
 }
 
 /// The servers that must have a booking before it is used.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Confirm {
-    /// The primary alone.
+    /// The primary alone: after a failover, bookings that its replica did not get are missing.
     #[default]
     Primary,
-    /// A replica of the primary, too.
+    /// A replica of the primary, too: a call takes a round trip longer. Without such a replica the store counts as away.
     Replica,
 }
 

@@ -31,7 +31,7 @@ pub(crate) use limiter::{
 };
 pub(crate) use paths::{PATHS_MAX, Paths};
 pub(crate) use route::{Body, Breaker, Match, Retry, RetryOn, Route, RouteLimiter, Upstream};
-pub(crate) use store::{Confirm, Redis, RedisTls, Sentinel, Store};
+pub(crate) use store::{Redis, RedisTls, Sentinel, Store};
 
 /// The configuration of weir, an HTTP reverse proxy that keeps a fleet inside the rate limits of third-party APIs.
 ///

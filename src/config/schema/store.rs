@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::forms::Text;
+use crate::config::model::Confirm;
 
 /// The store of limiter state.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -55,16 +56,6 @@ pub(crate) struct Redis {
     /// The servers that must have a booking before it is used. Default `primary`.
     #[schemars(extend("examples" = ["replica"]))]
     pub(crate) confirm: Option<Confirm>,
-}
-
-/// The servers that must have a booking before it is used.
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Confirm {
-    /// The primary alone: after a failover, bookings that its replica did not get are missing.
-    Primary,
-    /// A replica of the primary, too: a call takes a round trip longer. Without such a replica the store counts as away.
-    Replica,
 }
 
 /// Sentinels that know the server.

@@ -9,9 +9,7 @@ use url::Url;
 use super::check::{Check, MILLISECOND, MINUTE};
 use super::place::{Given, key};
 use super::upstream::{NO_SERVER_NAME, can_be_certified};
-use crate::config::model::{
-    Confirm, RedisNode, RedisSentinels, RedisServers, RedisStore, RedisTls, Secret, Store,
-};
+use crate::config::model::{RedisNode, RedisSentinels, RedisServers, RedisStore, RedisTls, Secret, Store};
 use crate::config::schema;
 
 const PORT: u16 = 6379;
@@ -51,10 +49,7 @@ fn redis(check: &mut Check<'_>, redis: &Given<'_, schema::Redis>) -> Option<Redi
         pool_size: pool_size?,
         key_prefix: key_prefix?,
         fleet_size: fleet_size?,
-        confirm: match redis.value.confirm {
-            None | Some(schema::Confirm::Primary) => Confirm::Primary,
-            Some(schema::Confirm::Replica) => Confirm::Replica,
-        },
+        confirm: redis.value.confirm.unwrap_or_default(),
     })
 }
 
