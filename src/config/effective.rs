@@ -161,7 +161,7 @@ fn log(log: &Log) -> Value {
 }
 
 fn access(rule: &AccessRule) -> Value {
-    let mut keys = json!({ "sample": show_share(Share { ppm: rule.sample_ppm.into() }) });
+    let mut keys = json!({ "sample": show_share(Share { ppm: rule.sample_ppm }) });
     if let Some(slow) = rule.slow {
         keys["slow"] = show_duration(slow).into();
     }
@@ -226,7 +226,7 @@ fn limiter_keys(limiter: &Limiter) -> Value {
 }
 
 fn class(class: &Class) -> Value {
-    let part = |ppm: u32| show_share(Share { ppm: ppm.into() });
+    let part = |ppm| show_share(Share { ppm });
     let ceiling = class.ceiling_ppm.map_or_else(|| show_share(Share::WHOLE), part);
     json!({ "name": &*class.name, "floor": part(class.floor_ppm), "ceiling": ceiling })
 }
@@ -298,7 +298,7 @@ fn cost(cost: &Cost) -> Value {
 fn retry(retry: &Retry) -> Value {
     let statuses = retry.on_status.iter().map(|status| Value::from(*status));
     let on: Vec<Value> = retry.on_connect.then(|| "connect".into()).into_iter().chain(statuses).collect();
-    let budget = retry.budget_ppm.map_or_else(|| OFF.to_owned(), |ppm| show_share(Share { ppm: ppm.into() }));
+    let budget = retry.budget_ppm.map_or_else(|| OFF.to_owned(), |ppm| show_share(Share { ppm }));
     json!({
         "attempts": retry.attempts,
         "on": on,

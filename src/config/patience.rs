@@ -28,7 +28,7 @@ pub enum Leave {
     /// A share of the patience, in millionths.
     Share {
         /// The share.
-        ppm: u64,
+        ppm: u32,
     },
     /// A time.
     Time(Duration),

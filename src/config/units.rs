@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use super::model::Leave;
+use crate::clock::millis;
 
 /// Units of a duration, in milliseconds, the longest first.
 pub(super) const DURATION_UNITS: [(&str, u64); 5] =
@@ -21,7 +22,7 @@ pub(crate) struct Size(pub(crate) u64);
 /// A share of a whole, in millionths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Share {
-    pub(crate) ppm: u64,
+    pub(crate) ppm: u32,
 }
 
 impl Share {
@@ -65,7 +66,8 @@ pub(crate) fn share(text: &str) -> Option<Share> {
         return None;
     }
     let ppm = number(whole)?.saturating_mul(10_000);
-    Some(Share { ppm: ppm.saturating_add(number(&format!("{decimals:0<PLACES$}"))?) })
+    let ppm = ppm.saturating_add(number(&format!("{decimals:0<PLACES$}"))?);
+    Some(Share { ppm: u32::try_from(ppm).unwrap_or(u32::MAX) })
 }
 
 /// Parses what is left of a time: `auto`, a share or a duration.
@@ -99,10 +101,10 @@ pub(crate) fn per(text: &str) -> Option<Per> {
 
 /// Formats a duration in the longest unit that divides it.
 pub(crate) fn show_duration(duration: Duration) -> String {
-    let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    let millis = millis(duration);
     let (unit, scale) = DURATION_UNITS
         .iter()
-        .find(|(_, scale)| millis >= *scale && millis % scale == 0)
+        .find(|(_, scale)| millis >= *scale && millis.is_multiple_of(*scale))
         .unwrap_or(&("s", 1000));
     format!("{}{unit}", millis / scale)
 }

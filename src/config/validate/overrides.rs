@@ -55,8 +55,8 @@ impl Rules<'_> {
         if let Some(fault) = self.guard.and_then(|guard| misfit(limit, guard)) {
             return Some(format!("{fault}; set a shorter `guard` for the limiter"));
         }
-        let bound = self.bounds.iter().find(|bound| is_less_than_a_permit(limit, bound.ppm.into()))?;
-        let (part, label) = (show_share(Share { ppm: bound.ppm.into() }), quoted(&limit.label));
+        let bound = self.bounds.iter().find(|bound| is_less_than_a_permit(limit, bound.ppm))?;
+        let (part, label) = (show_share(Share { ppm: bound.ppm }), quoted(&limit.label));
         Some(format!("the {} of `share` leaves {part} of {label}, which is less than one permit", bound.name))
     }
 }

@@ -224,5 +224,5 @@ pub(super) fn log(check: &mut Check<'_>, given: &Given<'_, Option<schema::Log>>)
 fn access_rule(check: &mut Check<'_>, access: &Given<'_, schema::AccessLog>) -> Option<AccessRule> {
     let sample = check.bounded(&key!(access.sample), Share::NONE, Share::NONE..=Share::WHOLE);
     let slow = key!(access.slow).checked(|slow| check.within(&slow, MILLISECOND..=DAY));
-    Some(AccessRule { sample_ppm: u32::try_from(sample?.ppm).ok()?, slow: slow? })
+    Some(AccessRule { sample_ppm: sample?.ppm, slow: slow? })
 }

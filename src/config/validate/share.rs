@@ -150,14 +150,10 @@ fn classes(
         return None;
     }
     let floors: u32 = valid.iter().map(|class| class.floor_ppm).sum();
-    if floors >= ppm(Share::WHOLE) {
+    if floors >= Share::WHOLE.ppm {
         return check.refuse(&list.at, "the floors together must be less than 100%");
     }
     is_sound.then(|| valid.into())
-}
-
-fn ppm(Share { ppm }: Share) -> u32 {
-    u32::try_from(ppm).unwrap_or(u32::MAX)
 }
 
 fn one_class(
@@ -182,8 +178,8 @@ fn one_class(
     let (floor, ceiling) = (floor?, ceiling?.filter(|part| *part < Share::WHOLE));
     Some(ValidClass {
         name: name.value.as_str().into(),
-        floor_ppm: floor.map_or(0, ppm),
-        ceiling_ppm: ceiling.map(ppm),
+        floor_ppm: floor.unwrap_or(Share::NONE).ppm,
+        ceiling_ppm: ceiling.map(|part| part.ppm),
         queue: queue?,
     })
 }
@@ -210,7 +206,7 @@ fn part(
 }
 
 /// Returns whether a part of a limit, in millionths, has no whole permit.
-pub(super) fn is_less_than_a_permit(limit: &Limit, ppm: u64) -> bool {
+pub(super) fn is_less_than_a_permit(limit: &Limit, ppm: u32) -> bool {
     u128::from(limit.rate.get()) * u128::from(ppm) < 1_000_000
 }
 
