@@ -18,8 +18,7 @@ pub(super) fn breaker(
     check: &mut Check<'_>,
     given: &Given<'_, Option<OffOr<schema::Breaker>>>,
 ) -> Option<Option<Breaker>> {
-    let Some(OffOr::On(breaker)) = given.value else { return Some(None) };
-    let breaker = Given::new(breaker, given.at.clone());
+    let Some(breaker) = given.on() else { return Some(None) };
     let failures = check.count(&key!(breaker.failures), FAILURES, 1..=1000);
     let lasting = check.bounded(&breaker.part(&breaker.value.lasting, "for"), LASTING, LASTING_MIN..=HOUR);
     Some(Some(Breaker { failures: failures?, lasting: lasting? }))

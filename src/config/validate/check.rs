@@ -88,6 +88,12 @@ impl Check<'_> {
         self.report.add(at.key_mark, at.path.clone(), message);
     }
 
+    /// Reports a problem at the key itself, and returns nothing in its place.
+    pub(super) fn refuse_key<T>(&mut self, at: &At<'_>, message: impl Into<String>) -> Option<T> {
+        self.problem_of_key(at, message);
+        None
+    }
+
     /// Warns of a key that is valid and hardly meant.
     pub(super) fn warn(&mut self, at: &At<'_>, message: impl Into<String>) {
         self.report.warn(at.key_mark, at.path.clone(), message);

@@ -44,8 +44,7 @@ pub(super) fn settle(check: &mut Check<'_>, given: &Given<'_, Written>) -> Optio
     let usage = usage(check, &settle, (preset, combine));
     if written.include_usage == Some(true) && preset.is_none() && cost.value.estimate.is_none() {
         // The body of the request is read for its estimate.
-        check.problem_of_key(&key!(settle.include_usage).at, "only with `tokens` or `estimate`");
-        return None;
+        return check.refuse_key(&key!(settle.include_usage).at, "only with `tokens` or `estimate`");
     }
     let is_empty = written.header.is_none() && written.json.is_none() && written.free.is_none();
     if is_empty && matches!(usage, Some(None)) {
@@ -53,11 +52,10 @@ pub(super) fn settle(check: &mut Check<'_>, given: &Given<'_, Written>) -> Optio
     }
     let json = key!(settle.json).checked(|paths| json_paths(check, &paths));
     if matches!(usage, Some(Some(_))) && written.json.is_some() {
-        check.problem_of_key(
+        return check.refuse_key(
             &key!(settle.json).at,
             "not beside `input`, `output` and `tokens`: one of both tells the cost",
         );
-        return None;
     }
     let header = key!(settle.header).checked(|name| named_header(check, &name, "x-cost"));
     let free = all(key!(settle.free).items().map(|status| {
@@ -149,19 +147,15 @@ fn long_form(
     let named_by = [key!(cost.header).at, key!(cost.json).at];
     if key!(cost.tokens).at.is_given() || key!(cost.estimate).at.is_given() {
         if let Some(other) = named_by.iter().find(|at| at.is_given()) {
-            check.problem_of_key(
+            return check.refuse_key(
                 other,
                 "not beside `tokens` or `estimate`: one of both says what a request costs",
             );
-            return None;
         }
         return estimate(check, cost, limiters);
     }
     match (key!(cost.header).get(), key!(cost.json).get()) {
-        (Some(_), Some(json)) => {
-            check.problem_of_key(&json.at, "`header` and `json` exclude each other");
-            None
-        }
+        (Some(_), Some(json)) => check.refuse_key(&json.at, "`header` and `json` exclude each other"),
         (Some(name), None) => {
             let header = named_header(check, &name, "weir-cost");
             if header.as_ref().is_some_and(is_own) {
@@ -222,11 +216,10 @@ fn estimate(
     let max = estimate_max(check, &key!(estimate.max), limiters)?;
     let learn = estimate.value.learn.or(preset.map(|preset| preset.learn)).unwrap_or_default();
     if learn == Learn::P95 && !can_learn(cost.value.settle.as_ref(), preset) {
-        check.problem_of_key(
+        return check.refuse_key(
             &key!(estimate.learn).at,
             "needs `settle` with `output` and `refund: true`: it is for providers that count what was used",
         );
-        return None;
     }
     Some(Cost::Estimate(Arc::new(Estimate {
         bytes_per_permit: bytes_per_permit?,
@@ -254,11 +247,8 @@ fn fixed(check: &mut Check<'_>, cost: &Given<'_, schema::CostHeader>, limiters: 
         return check.refuse(&cost.at, "needs `header`, `json`, `tokens`, `estimate` or `settle`");
     }
     if cost.value.max.is_some() {
-        check.problem_of_key(
-            &key!(cost.max).at,
-            "is for a cost that the request names, by `header` or `json`",
-        );
-        return None;
+        return check
+            .refuse_key(&key!(cost.max).at, "is for a cost that the request names, by `header` or `json`");
     }
     let default = permits(check, &key!(cost.default))?;
     can_be_granted(check, default, limiters, &key!(cost.default).at).then_some(Cost::Fixed(default))

@@ -16,8 +16,7 @@ pub(super) fn json_values(
 ) -> Option<Vec<(JsonPath, String)>> {
     all(given.entries().map(|(path, value)| {
         let Some(path) = JsonPath::parse(path) else {
-            check.problem_of_key(&value.at, PATH_EXPECTED);
-            return None;
+            return check.refuse_key(&value.at, PATH_EXPECTED);
         };
         Some((path, value.value.clone()))
     }))

@@ -119,8 +119,7 @@ fn partitioned(
     let (show, shows_values) = (key!(limiter.show_values), limiter.value.show_values == Some(true));
     for at in [given.value.is_some().then_some(&given.at), show.value.is_some().then_some(&show.at)] {
         if let Some(at) = at.filter(|_| !has_key) {
-            check.problem_of_key(at, "only with `key`");
-            return None;
+            return check.refuse_key(at, "only with `key`");
         }
     }
     if shows_values && parts.into_iter().flatten().any(KeyPart::is_credential) {
@@ -143,8 +142,7 @@ fn queue(
     check: &mut Check<'_>,
     given: &Given<'_, Option<OffOr<schema::Queue>>>,
 ) -> Option<Option<QueueLimits>> {
-    let Some(OffOr::On(queue)) = given.value else { return Some(None) };
-    let queue = Given::new(queue, given.at.clone());
+    let Some(queue) = given.on() else { return Some(None) };
     let timeout = check.within(&key!(queue.timeout), MILLISECOND..=DAY);
     let max_waiting = check.count(&key!(queue.max_waiting), MAX_WAITING, 1..=1_000_000);
     Some(Some(QueueLimits { timeout: timeout?, max_waiting: max_waiting? }))
@@ -155,8 +153,7 @@ fn patience(
     check: &mut Check<'_>,
     given: &Given<'_, Option<OffOr<schema::Queue>>>,
 ) -> Option<Option<Patience>> {
-    let Some(OffOr::On(queue)) = given.value else { return Some(None) };
-    let queue = Given::new(queue, given.at.clone());
+    let Some(queue) = given.on() else { return Some(None) };
     let headers = patience_headers(check, &key!(queue.patience));
     let leave = leave(check, &key!(queue.leave));
     let headers = headers?;

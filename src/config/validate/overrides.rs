@@ -73,13 +73,11 @@ pub(super) fn overrides(
         None | Some([_]) => {}
         Some([]) if key!(limiter.key).at.is_given() => {}
         Some([]) => {
-            check.problem_of_key(&given.at, "only with `key`, by whose value the limits differ");
-            return None;
+            return check.refuse_key(&given.at, "only with `key`, by whose value the limits differ");
         }
         Some(_) => {
             let message = "only with a `key` of one part: the values of several are no name of a caller";
-            check.problem_of_key(&given.at, message);
-            return None;
+            return check.refuse_key(&given.at, message);
         }
     }
     match &given.value.file {

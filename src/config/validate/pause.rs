@@ -23,11 +23,10 @@ pub(super) fn pause(
     given: &Given<'_, Option<OffOr<schema::Pause>>>,
 ) -> Option<Pauses> {
     let usual = PausePolicy::default();
-    let pause = match given.value {
-        None => return Some((Some(usual), PauseRule::usual())),
-        Some(OffOr::Off) => return Some((None, [].into())),
-        Some(OffOr::On(pause)) => Given::new(pause, given.at.clone()),
-    };
+    if given.value.is_none() {
+        return Some((Some(usual), PauseRule::usual()));
+    }
+    let Some(pause) = given.on() else { return Some((None, [].into())) };
     let max = check.bounded(&key!(pause.max), usual.max, MILLISECOND..=DAY);
     let guess = match key!(pause.guess).get() {
         None => Some((usual.guess_first, usual.guess_max)),

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 
 use crate::config::problem::{Mark, index_path, key_path};
+use crate::config::schema::OffOr;
 use crate::config::schema::forms::Named;
 use crate::config::yaml::{Entry, Node};
 
@@ -117,6 +118,16 @@ impl<'a, T> Given<'a, Option<T>> {
         match self.get() {
             None => Some(None),
             Some(given) => check(given).map(Some),
+        }
+    }
+}
+
+impl<'a, T> Given<'a, Option<OffOr<T>>> {
+    /// Returns the settings, unless the key is absent, faulty or `off`.
+    pub(super) fn on(&self) -> Option<Given<'a, T>> {
+        match self.value {
+            Some(OffOr::On(value)) => Some(Given { value, at: self.at.clone() }),
+            None | Some(OffOr::Off) => None,
         }
     }
 }

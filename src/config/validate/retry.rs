@@ -19,8 +19,7 @@ pub(super) fn retry(
     check: &mut Check<'_>,
     given: &Given<'_, Option<OffOr<schema::Retry>>>,
 ) -> Option<Option<Retry>> {
-    let Some(OffOr::On(retry)) = given.value else { return Some(None) };
-    let retry = Given::new(retry, given.at.clone());
+    let Some(retry) = given.on() else { return Some(None) };
     let attempts = check.count(&key!(retry.attempts), 2, 2..=10);
     let on = key!(retry.on);
     if on.value.is_some() && on.at.length() == 0 {
@@ -43,15 +42,10 @@ pub(super) fn retry(
     let max_body = check.bounded(&key!(retry.max_body), BODY_BYTES, Size(0)..=BODY_BYTES_MAX);
     let body_bytes_max = usize::try_from(max_body?.0).unwrap_or(usize::MAX);
     let given_budget = key!(retry.budget);
-    let budget_ppm = match given_budget.value {
-        None => Some(BUDGET),
-        Some(OffOr::Off) => None,
-        Some(OffOr::On(budget)) => {
-            let budget =
-                check.within(&Given::new(budget, given_budget.at.clone()), BUDGET_MIN..=Share::WHOLE);
-            Some(budget?)
-        }
+    let budget = match given_budget.on() {
+        Some(budget) => Some(check.within(&budget, BUDGET_MIN..=Share::WHOLE)?),
+        None => given_budget.value.is_none().then_some(BUDGET),
     };
-    let budget_ppm = budget_ppm.map(|budget| u32::try_from(budget.ppm).unwrap_or(u32::MAX));
+    let budget_ppm = budget.map(|budget| budget.ppm);
     Some(Some(Retry { attempts: attempts?, on_connect, on_status, body_bytes_max, budget_ppm }))
 }

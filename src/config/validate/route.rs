@@ -181,10 +181,7 @@ fn limiters<'a, 'b>(
     }
     let mut earlier = HashSet::new();
     let mut limiters: Vec<Listed<'a, 'b>> = Vec::new();
-    let listed: Vec<_> = match list.value {
-        Some(OffOr::On(entries)) => Given::new(entries, list.at.clone()).items().map(entry).collect(),
-        None | Some(OffOr::Off) => Vec::new(),
-    };
+    let listed = list.on().into_iter().flat_map(|list| list.items()).map(entry);
     for (name, cost) in single.get().map(|name| (name, None)).into_iter().chain(listed) {
         check.reference("limiter", &name, &names.limiter_names);
         if !earlier.insert(name.value) {

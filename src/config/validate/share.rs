@@ -10,8 +10,8 @@ use super::check::{Check, DAY, MILLISECOND, NAME_EXPECTED};
 use super::place::{At, Given, all, key};
 use crate::config::model::{JsonPath, KeyPart};
 use crate::config::problem::quoted;
+use crate::config::schema;
 use crate::config::schema::share::{Class, ClassQueue, OneOrMore, QuotaShare as Written};
-use crate::config::schema::{self};
 use crate::config::units::{Share, show_share};
 use crate::limiter::model::limit::{Algorithm, Limit, LimiterName, QueueLimits};
 use crate::limiter::model::{CLASSES_MAX, Class as ValidClass, ClassMember, Flow, QuotaShare, WEIGHT_MAX};
@@ -58,15 +58,11 @@ pub(super) fn share(
 ) -> Option<Option<Sharing>> {
     let Some(given) = key!(limiter.share).get() else { return Some(None) };
     if matches!(limiter.value.mode, Some(schema::Mode::Shadow)) {
-        check.problem_of_key(
-            &given.at,
-            "not with `mode: shadow`: a limiter that only counts shares nothing out",
-        );
-        return None;
+        return check
+            .refuse_key(&given.at, "not with `mode: shadow`: a limiter that only counts shares nothing out");
     }
-    if !matches!(limiter.value.queue, Some(schema::OffOr::On(_))) {
-        check.problem_of_key(&given.at, "only with `queue`: those who wait go by their shares");
-        return None;
+    if key!(limiter.queue).on().is_none() {
+        return check.refuse_key(&given.at, "only with `queue`: those who wait go by their shares");
     }
     let by = by(check, &key!(given.by), clients.is_some());
     let ahead = check.bounded(&key!(given.ahead), AHEAD, AHEAD_MIN..=AHEAD_MAX);

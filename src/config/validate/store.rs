@@ -32,8 +32,7 @@ fn redis(check: &mut Check<'_>, redis: &Given<'_, schema::Redis>) -> Option<Redi
     let tls = match (key!(redis.tls).get(), &servers) {
         (Some(given), Some((_, true)) | None) => tls(check, &given),
         (Some(given), Some((_, false))) => {
-            check.problem_of_key(&given.at, "needs URLs that begin with rediss://");
-            None
+            check.refuse_key(&given.at, "needs URLs that begin with rediss://")
         }
         (None, _) => Some(RedisTls::default()),
     };
