@@ -86,7 +86,7 @@ impl Plan {
     ) -> Result<(Plan, PathAndQuery), ProxyError> {
         let address = caller::address(&table.server().trusted_proxies, sender.peer, request.headers());
         notes.address(address);
-        caller::admit(table.server(), sender.peer)?;
+        caller::admit(table.server().allow.as_deref(), sender.peer)?;
         request_head::check(request, flags)?;
         let authority = request_head::authority(request)?;
         let (uri, headers) = (request.uri(), request.headers());
