@@ -28,21 +28,19 @@ pub(super) fn limiter_of(key: &str) -> Option<(LimiterName, Option<Partition>)> 
 
 /// Returns the key of the order of the queue that takes all of `limiter_refs` at once.
 pub(super) fn queue(prefix: &str, limiter_refs: &[LimiterRef], is_cluster: bool) -> String {
-    let (group, states) = together(limiter_refs, is_cluster);
-    format!("{prefix}:{{{group}}}:v2:queue:{states}")
+    together(prefix, limiter_refs, is_cluster, "queue")
 }
 
 /// Returns the key of the line of the queue that takes all of `limiter_refs` at once.
 pub(super) fn line(prefix: &str, limiter_refs: &[LimiterRef], is_cluster: bool) -> String {
-    let (group, states) = together(limiter_refs, is_cluster);
-    format!("{prefix}:{{{group}}}:v2:line:{states}")
+    together(prefix, limiter_refs, is_cluster, "line")
 }
 
-/// Returns the group of limiters that are taken together, and their states.
-fn together(limiter_refs: &[LimiterRef], is_cluster: bool) -> (&str, String) {
+/// Returns a key of limiters that are taken together.
+fn together(prefix: &str, limiter_refs: &[LimiterRef], is_cluster: bool, name: &str) -> String {
     let group = limiter_refs.first().map_or("", |limiter_ref| group_of(limiter_ref, is_cluster));
     let states: Vec<String> = limiter_refs.iter().map(state).collect();
-    (group, states.join("+"))
+    format!("{prefix}:{{{group}}}:v2:{name}:{}", states.join("+"))
 }
 
 /// Returns the end of the key of a state: `NAME`, or `NAME:PARTITION`.
@@ -67,28 +65,27 @@ fn member(state: &str) -> Option<(LimiterName, Option<Partition>)> {
     Some((LimiterName::parse(name)?, Some(Partition::parse(partition)?)))
 }
 
-/// Returns the key of the epoch: one for all limiters of a server, or one for each group on a Cluster.
-pub(super) fn epoch(prefix: &str, group: Option<&str>) -> String {
+/// Returns a key of a part of the store: one for all limiters of a server, or one for each group on a Cluster.
+fn of_part(prefix: &str, group: Option<&str>, name: &str) -> String {
     match group {
-        Some(group) => format!("{prefix}:{{{group}}}:v2:epoch"),
-        None => format!("{prefix}:v2:epoch"),
+        Some(group) => format!("{prefix}:{{{group}}}:{name}"),
+        None => format!("{prefix}:{name}"),
     }
+}
+
+/// Returns the key of the epoch: one for each part of the store.
+pub(super) fn epoch(prefix: &str, group: Option<&str>) -> String {
+    of_part(prefix, group, "v2:epoch")
 }
 
 /// Returns the key of the set that notes until when each state lives: one for each key of an epoch.
 pub(super) fn live(prefix: &str, group: Option<&str>) -> String {
-    match group {
-        Some(group) => format!("{prefix}:{{{group}}}:v2:live"),
-        None => format!("{prefix}:v2:live"),
-    }
+    of_part(prefix, group, "v2:live")
 }
 
 /// Returns the key of the set that notes when bookings of a state were last moved: one for each key of an epoch.
 pub(super) fn moved(prefix: &str, group: Option<&str>) -> String {
-    match group {
-        Some(group) => format!("{prefix}:{{{group}}}:v2:moved"),
-        None => format!("{prefix}:v2:moved"),
-    }
+    of_part(prefix, group, "v2:moved")
 }
 
 /// Returns the key of the replicas that share the store, of every layout. Its form has never changed, and its name is that of the first.
@@ -101,12 +98,9 @@ pub(super) fn earlier_limiter(prefix: &str, limiter_ref: &LimiterRef) -> String 
     format!("{prefix}:{{{}}}:v1:limiter:{}", limiter_ref.group, state(limiter_ref))
 }
 
-/// Returns the key of the epoch in the layout before: one for all limiters of a server, or one for each group on a Cluster.
+/// Returns the key of the epoch in the layout before: one for each part of the store.
 pub(super) fn earlier_epoch(prefix: &str, group: Option<&str>) -> String {
-    match group {
-        Some(group) => format!("{prefix}:{{{group}}}:v1:epoch"),
-        None => format!("{prefix}:v1:epoch"),
-    }
+    of_part(prefix, group, "v1:epoch")
 }
 
 /// Returns the key of the instant from which on the fleet's counts are whole.

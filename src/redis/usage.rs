@@ -6,8 +6,9 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use serde::Serialize;
 
+use crate::clock::Micros;
 use crate::limiter::store::StoreError;
-use crate::redis::answers::{self, Rows};
+use crate::redis::answers::{self, FiguresRow, Rows};
 use crate::redis::arguments::{Arguments, Context};
 use crate::redis::keys;
 use crate::redis::store::RedisStore;
@@ -68,7 +69,7 @@ impl RedisUsage {
             let names = std::iter::once(keys::usage_since(prefix));
             let keys: Vec<String> =
                 names.chain(periods.iter().map(|period| keys::usage(prefix, *period))).collect();
-            let kept_for = u64::try_from(KEPT_FOR.as_micros()).unwrap_or(u64::MAX);
+            let kept_for = Micros::from(KEPT_FOR).0;
             let cells = rows.iter().flat_map(|(name, counts)| {
                 let Counts { granted, refused, waited, cancelled } = *counts;
                 let counts = [granted, refused, waited, cancelled].map(Cell::Count);
@@ -90,11 +91,20 @@ impl RedisUsage {
     pub(super) async fn try_out(store: &RedisStore) -> Result<(), StoreError> {
         let usage = RedisUsage::new(store.clone(), 1);
         usage.call(&[], (1, &[])).await?;
-        let arguments = |context: &Context<'_>| {
-            let values = Telling { given_now: 0, counts_for: 1, caller: 1, figures: "", leaves: true };
-            Arguments::new([keys::figures(context.prefix)], &values)
-        };
-        store.ask(StoreOp::Figures, OWNER, arguments, answers::figures).await.map(drop)
+        usage.tell("", Duration::from_micros(1), true).await.map(drop)
+    }
+
+    /// Tells the figures of this replica, and returns the instant and what all have told.
+    async fn tell(
+        &self,
+        figures: &str,
+        counts_for: Duration,
+        leaves: bool,
+    ) -> Result<(u64, Vec<FiguresRow>), StoreError> {
+        let counts_for = Micros::from(counts_for).0;
+        let values = Telling { given_now: 0, counts_for, caller: self.replica, figures, leaves };
+        let arguments = |context: &Context<'_>| Arguments::new([keys::figures(context.prefix)], &values);
+        self.store.ask(StoreOp::Figures, OWNER, arguments, answers::figures).await
     }
 }
 
@@ -119,12 +129,7 @@ impl UsageStore for RedisUsage {
         leaves: bool,
     ) -> BoxFuture<'a, Result<(u64, Vec<Told>), UsageError>> {
         async move {
-            let counts_for = u64::try_from(counts_for.as_micros()).unwrap_or(u64::MAX);
-            let arguments = |context: &Context<'_>| {
-                let values = Telling { given_now: 0, counts_for, caller: self.replica, figures, leaves };
-                Arguments::new([keys::figures(context.prefix)], &values)
-            };
-            let told = self.store.ask(StoreOp::Figures, OWNER, arguments, answers::figures).await;
+            let told = self.tell(figures, counts_for, leaves).await;
             let (now_us, told) = told.map_err(|error| failed(&error))?;
             let told = told.into_iter().map(|(replica, ago_us, figures)| Told {
                 is_this: replica == self.replica,
