@@ -24,7 +24,7 @@ use crate::redis::health::{Circuits, Health};
 use crate::redis::keys;
 use crate::redis::pool::{Connections, connect_timeout};
 use crate::redis::repetition::{Turn, Twice};
-use crate::redis::script::{Script, Scripts};
+use crate::redis::script::Scripts;
 use crate::telemetry::{StoreMetrics, StoreOp, StoreResult};
 
 /// How long a replica may act on what Redis last told it. So long a changed limit leaves bookings where they are: two heartbeats and a margin, by
@@ -54,7 +54,7 @@ pub(super) struct StoreConnection {
     pub(super) circuits: Arc<Circuits>,
     /// The parts in use. On a Cluster each group of limiters is a part by itself.
     parts: Mutex<Vec<Weak<Part>>>,
-    scripts: Scripts,
+    pub(super) scripts: Scripts,
     pub(super) prefix: String,
     /// The addresses of the servers, without user and password.
     addresses: String,
@@ -63,26 +63,6 @@ pub(super) struct StoreConnection {
     /// How many calls have been made.
     pub(super) calls: AtomicU64,
     pub(super) metrics: StoreMetrics,
-}
-
-impl StoreConnection {
-    pub(super) fn script(&self, op: StoreOp) -> &Script {
-        let scripts = &self.scripts;
-        match op {
-            StoreOp::Reserve => &scripts.reserve,
-            StoreOp::Deal => &scripts.deal,
-            StoreOp::Inspect => &scripts.inspect,
-            StoreOp::Heartbeat | StoreOp::Ping => &scripts.heartbeat,
-            StoreOp::WriteBack => &scripts.write_back,
-            StoreOp::RegisterReplica => &scripts.register_replica,
-            StoreOp::Reset => &scripts.reset,
-            StoreOp::ReportUpstream => &scripts.report_upstream,
-            StoreOp::Pause => &scripts.pause,
-            StoreOp::HandOver => &scripts.hand_over,
-            StoreOp::Usage => &scripts.usage,
-            StoreOp::Figures => &scripts.figures,
-        }
-    }
 }
 
 /// A part of a store, which may fail or lose its data alone.
@@ -210,7 +190,7 @@ impl PartConnection {
 
     /// Probes the server, by a heartbeat where possible, which shows that the server can write, too.
     pub(super) async fn ping(&self) -> Result<(), StoreError> {
-        let script = self.shared.script(StoreOp::Ping);
+        let script = self.shared.scripts.of(StoreOp::Ping);
         let command = |run: &str| match &self.part.keys {
             Some(_) => script.command(&arguments::heartbeat(&self.context(run), &Heartbeat::default())),
             None => redis::cmd("PING"),
@@ -226,7 +206,7 @@ impl PartConnection {
         let connections = &self.shared.connections;
         let load = async {
             let mut connection = connections.get(&self.owner("ping")).await.ok()?;
-            let load = self.shared.script(StoreOp::Reserve).load();
+            let load = self.shared.scripts.of(StoreOp::Reserve).load();
             load.query_async::<Value>(&mut connection.wire).await.ok()
         };
         let patience = connect_timeout(self.shared.timeout);
@@ -379,7 +359,7 @@ impl PartConnection {
         if turn.is_too_late() {
             return Err(Turn::too_late());
         }
-        let script = self.shared.script(op);
+        let script = self.shared.scripts.of(op);
         let called = command(&connection.run);
         let (unknown, result) = self.answer(op, script.call(&mut connection.wire, &called)).await?;
         let era = connection.era;
@@ -399,7 +379,7 @@ impl PartConnection {
             lent.give_back();
             return Err(Turn::too_late());
         }
-        let (script, wait) = (self.shared.script(op), self.shared.timeout * 3 / 4);
+        let (script, wait) = (self.shared.scripts.of(op), self.shared.timeout * 3 / 4);
         let connection = &mut lent.connection;
         let era = connection.era;
         let called = command(&connection.run);

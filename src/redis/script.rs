@@ -7,6 +7,7 @@ use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
 use crate::redis::arguments::Arguments;
 use crate::redis::servers::Wire;
+use crate::telemetry::StoreOp;
 
 macro_rules! lua {
     ($file:literal) => {
@@ -42,97 +43,54 @@ const KEY_BYTES: usize = 64;
 
 /// A script, as a server runs it.
 pub(super) struct Script {
-    /// The name of its file.
-    pub(super) name: &'static str,
     source: String,
     sha: String,
 }
 
-/// All scripts.
-pub(super) struct Scripts {
-    pub(super) reserve: Script,
-    pub(super) deal: Script,
-    pub(super) inspect: Script,
-    pub(super) heartbeat: Script,
-    pub(super) write_back: Script,
-    pub(super) register_replica: Script,
-    pub(super) reset: Script,
-    pub(super) report_upstream: Script,
-    pub(super) pause: Script,
-    pub(super) hand_over: Script,
-    pub(super) usage: Script,
-    pub(super) figures: Script,
-}
+/// The script of each operation, in their order.
+pub(super) struct Scripts([Script; StoreOp::ALL.len()]);
 
 impl Scripts {
     pub(super) fn new() -> Scripts {
-        let key = |name, script| Script::new(name, &[KEYS, &[script]].concat());
-        let state = |name, rest: &[&[&str]]| Script::new(name, &[&[KEYS], STATE, rest].concat().concat());
-        Scripts {
-            reserve: state("reserve", &[SEARCH, &[lua!("queue_order"), lua!("scripts/reserve")]]),
-            deal: state(
-                "deal",
-                &[SEARCH, &[lua!("queue_order"), lua!("line"), lua!("prospects"), lua!("scripts/deal")]],
-            ),
-            inspect: state("inspect", &[&[lua!("scripts/inspect")]]),
-            heartbeat: key("heartbeat", lua!("scripts/heartbeat")),
-            write_back: state("write_back", &[SEARCH, &[lua!("scripts/write_back")]]),
-            register_replica: key("register_replica", lua!("scripts/register_replica")),
-            reset: key("reset", lua!("scripts/reset")),
-            report_upstream: state(
-                "report_upstream",
-                &[SEARCH, &[lua!("upstream_report"), lua!("scripts/report_upstream")]],
-            ),
-            pause: key("pause", lua!("scripts/pause")),
-            hand_over: state("hand_over", &[SEARCH, &[lua!("scripts/hand_over")]]),
-            usage: key("usage", lua!("scripts/usage")),
-            figures: key("figures", lua!("scripts/figures")),
-        }
+        Scripts(StoreOp::ALL.map(Script::of))
     }
 
-    /// Returns every script.
-    pub(super) fn all(&self) -> [&Script; 12] {
-        let Scripts {
-            reserve,
-            deal,
-            inspect,
-            heartbeat,
-            write_back,
-            register_replica,
-            reset,
-            report_upstream,
-            pause,
-            hand_over,
-            usage,
-            figures,
-        } = self;
-        [
-            reserve,
-            deal,
-            inspect,
-            heartbeat,
-            write_back,
-            register_replica,
-            reset,
-            report_upstream,
-            pause,
-            hand_over,
-            usage,
-            figures,
-        ]
+    /// Returns the script of an operation.
+    pub(super) fn of(&self, op: StoreOp) -> &Script {
+        &self.0[op as usize]
     }
 }
 
 impl Script {
-    fn new(name: &'static str, parts: &[&str]) -> Script {
-        let source = parts.join("\n");
-        let sha = redis::Script::new(&source).get_hash().to_owned();
-        Script { name, source, sha }
+    /// Puts together the script of an operation.
+    fn of(op: StoreOp) -> Script {
+        let key = |script| Script::new(&[KEYS, &[script]].concat());
+        let state = |rest: &[&[&str]]| Script::new(&[&[KEYS], STATE, rest].concat().concat());
+        match op {
+            StoreOp::Reserve => state(&[SEARCH, &[lua!("queue_order"), lua!("scripts/reserve")]]),
+            StoreOp::Deal => state(&[
+                SEARCH,
+                &[lua!("queue_order"), lua!("line"), lua!("prospects"), lua!("scripts/deal")],
+            ]),
+            StoreOp::Inspect => state(&[&[lua!("scripts/inspect")]]),
+            StoreOp::Heartbeat | StoreOp::Ping => key(lua!("scripts/heartbeat")),
+            StoreOp::WriteBack => state(&[SEARCH, &[lua!("scripts/write_back")]]),
+            StoreOp::RegisterReplica => key(lua!("scripts/register_replica")),
+            StoreOp::Reset => key(lua!("scripts/reset")),
+            StoreOp::ReportUpstream => {
+                state(&[SEARCH, &[lua!("upstream_report"), lua!("scripts/report_upstream")]])
+            }
+            StoreOp::Pause => key(lua!("scripts/pause")),
+            StoreOp::HandOver => state(&[SEARCH, &[lua!("scripts/hand_over")]]),
+            StoreOp::Usage => key(lua!("scripts/usage")),
+            StoreOp::Figures => key(lua!("scripts/figures")),
+        }
     }
 
-    /// Returns the text of the script.
-    pub(super) fn source(&self) -> &str {
-        &self.source
+    fn new(parts: &[&str]) -> Script {
+        let source = parts.join("\n");
+        let sha = redis::Script::new(&source).get_hash().to_owned();
+        Script { source, sha }
     }
 
     /// Returns a call of the script by its hash.
@@ -198,7 +156,9 @@ async fn confirmed(wire: &mut Wire, command: &Cmd, wait: Duration) -> Result<(Va
 
 /// Returns the name and the text of every script, for a server that is simulated.
 pub fn script_texts() -> Vec<(&'static str, String)> {
-    Scripts::new().all().map(|script| (script.name, script.source().to_owned())).into()
+    // A probe has the script of a heartbeat.
+    let ops = StoreOp::ALL.into_iter().filter(|op| *op != StoreOp::Ping);
+    ops.map(|op| (op.as_str(), Script::of(op).source)).collect()
 }
 
 fn is_unknown(error: &RedisError) -> bool {

@@ -100,10 +100,10 @@ impl RedisStore {
         arguments: impl Fn(&Context<'_>) -> Arguments,
         answer: impl Fn(&Value) -> Option<T>,
     ) -> Result<T, StoreError> {
-        let script = self.connection.shared.script(op);
+        let script = self.connection.shared.scripts.of(op);
         let command = |run: &str| script.command(&arguments(&self.connection.context(run)));
         let value = self.connection.call(op, owner, command).await?;
-        answer(&value).ok_or(StoreError::Malformed(script.name))
+        answer(&value).ok_or(StoreError::Malformed(op.as_str()))
     }
 
     /// Calls the script of an operation for one limiter, which a Cluster as a whole does not hold.
@@ -152,7 +152,7 @@ impl Store for RedisStore {
                     Some(line) => arguments::deal(&context, &limiter_refs, (&call, line), number),
                     None => arguments::reserve(&context, &limiter_refs, &call, number),
                 };
-                connection.shared.script(op).command(&arguments)
+                connection.shared.scripts.of(op).command(&arguments)
             };
             match self.connection.call_on(op, first.name.clone(), command).await {
                 Ok(value) => decode(&value).ok_or(StoreError::Malformed("reserve").into()),

@@ -16,6 +16,7 @@ use crate::limiter::model::write_back::{Unknown, WriteBack};
 use crate::redis::arguments;
 use crate::redis::tests::fleet::{Fleet, SECOND, granted, lost, slots};
 use crate::redis::tests::{LEASE, START};
+use crate::telemetry::StoreOp;
 
 #[test]
 fn grants_written_back_are_charged_once_at_their_instants() {
@@ -263,8 +264,7 @@ fn a_missing_key_begins_an_epoch_though_the_call_that_finds_it_ends_early() {
     let call = Call { epoch: second, generations: vec![0, 0], ..call };
     let arguments =
         arguments::reserve(&fleet.context(3 * SECOND), &[fleet.limiter_ref.clone(), strange], &call, 0);
-    let result: redis::RedisResult<redis::Value> =
-        fleet.store.scripts.reserve.command(&arguments).query(&mut fleet.store.connection);
+    let result = fleet.store.call(StoreOp::Reserve, &arguments);
     assert!(result.is_err_and(|error| error.to_string().contains("UNREADABLE")));
     assert!(fleet.ask(3 * SECOND, second, 1).epoch.id > second);
 }

@@ -16,6 +16,7 @@ use crate::redis::arguments::Context;
 use crate::redis::tests::fleet::{Fleet, SECOND, granted, slots};
 use crate::redis::tests::{LEASE, START};
 use crate::redis::{answers, arguments, keys};
+use crate::telemetry::StoreOp;
 
 /// The script of layout v1 that books, as the last version of that layout sent it.
 const RESERVE: &str = include_str!("../../../tests/fixtures/layout_v1/reserve.lua");
@@ -89,8 +90,7 @@ fn hand_over(fleet: &mut Fleet, after: u64) -> usize {
     let (mut next, mut calls) = (Some(0), 0);
     while let Some(from) = next {
         let arguments = arguments::hand_over(&context, std::slice::from_ref(&limiter_ref), from);
-        let value =
-            fleet.store.scripts.hand_over.command(&arguments).query(&mut fleet.store.connection).unwrap();
+        let value = fleet.store.call(StoreOp::HandOver, &arguments).unwrap();
         next = answers::hand_over(&value).expect("a well-formed answer");
         calls += 1;
     }

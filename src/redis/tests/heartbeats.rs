@@ -10,6 +10,7 @@ use crate::limiter::model::pause::{ActionByHand, PauseByHand, PauseStretch};
 use crate::redis::arguments;
 use crate::redis::tests::START;
 use crate::redis::tests::fleet::{self, Fleet, SECOND};
+use crate::telemetry::StoreOp;
 
 pub(super) fn new_fleet() -> Fleet {
     Fleet::new(Kind::SlidingWindow(SlidingWindow))
@@ -196,9 +197,8 @@ fn a_member_is_told_apart_from_very_many() {
     for replica in 1001..1255 {
         fleet.send(300_000, &heartbeat(300_000, replica, epoch));
     }
-    let command = arguments::heartbeat(&fleet.context(300_000), &heartbeat(300_000, 2000, epoch));
-    let refused =
-        fleet.store.scripts.heartbeat.command(&command).query::<redis::Value>(&mut fleet.store.connection);
+    let arguments = arguments::heartbeat(&fleet.context(300_000), &heartbeat(300_000, 2000, epoch));
+    let refused = fleet.store.call(StoreOp::Heartbeat, &arguments);
     let reason = refused.unwrap_err().to_string();
     assert!(reason.contains("256 replicas share this server already"), "{reason}");
 }

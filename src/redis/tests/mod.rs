@@ -34,8 +34,9 @@ use crate::limiter::model::upstream_report::{ReportResult, UpstreamReport};
 use crate::limiter::model::write_back::WriteBack;
 use crate::limiter::store::StateView;
 use crate::redis::answers;
-use crate::redis::arguments::{self, Context};
+use crate::redis::arguments::{self, Arguments, Context};
 use crate::redis::script::Scripts;
+use crate::telemetry::StoreOp;
 
 /// The tested instants: the age of the epoch makes numbers as large as they really are.
 const START: u64 = 1_800_000_000_000_000;
@@ -84,8 +85,8 @@ impl TestStore {
             .expect("redis-server is installed (scripts/test does that)");
         let mut connection = connect(&path);
         let scripts = Scripts::new();
-        for script in scripts.all() {
-            redis::cmd("SCRIPT").arg("LOAD").arg(script.source()).exec(&mut connection).unwrap();
+        for op in StoreOp::ALL {
+            scripts.of(op).load().exec(&mut connection).unwrap();
         }
         TestStore { scripts, connection, process, socket }
     }
@@ -110,6 +111,10 @@ impl TestStore {
         Duration::from_secs_f64(seconds("used_cpu_user:") + seconds("used_cpu_sys:"))
     }
 
+    fn call(&mut self, op: StoreOp, arguments: &Arguments) -> redis::RedisResult<redis::Value> {
+        self.scripts.of(op).command(arguments).query(&mut self.connection)
+    }
+
     /// Makes a call that is never repeated.
     fn reserve(&mut self, context: &Context<'_>, limiter_refs: &[LimiterRef], call: &Call) -> Answer {
         self.reserve_numbered(context, limiter_refs, call, 0)
@@ -122,8 +127,8 @@ impl TestStore {
         call: &Call,
         number: u64,
     ) -> Answer {
-        let command = self.scripts.reserve.command(&arguments::reserve(context, limiter_refs, call, number));
-        let value = command.query(&mut self.connection).unwrap();
+        let arguments = arguments::reserve(context, limiter_refs, call, number);
+        let value = self.call(StoreOp::Reserve, &arguments).unwrap();
         answers::reserve(&value, limiter_refs, call).expect("a well-formed answer")
     }
 
@@ -136,15 +141,13 @@ impl TestStore {
         number: u64,
     ) -> redis::RedisResult<Answer> {
         let line = call.line.as_ref().expect("a call for a line");
-        let command =
-            self.scripts.deal.command(&arguments::deal(context, limiter_refs, (call, line), number));
-        let value = command.query(&mut self.connection)?;
+        let value =
+            self.call(StoreOp::Deal, &arguments::deal(context, limiter_refs, (call, line), number))?;
         Ok(answers::deal(&value, limiter_refs, line).expect("a well-formed answer"))
     }
 
     fn inspect(&mut self, context: &Context<'_>, limiter_ref: &LimiterRef) -> StateView {
-        let command = self.scripts.inspect.command(&arguments::inspect(context, limiter_ref));
-        let value = command.query(&mut self.connection).unwrap();
+        let value = self.call(StoreOp::Inspect, &arguments::inspect(context, limiter_ref)).unwrap();
         answers::inspect(&value, limiter_ref).expect("a well-formed answer")
     }
 
@@ -155,7 +158,7 @@ impl TestStore {
         report: &UpstreamReport,
     ) -> ReportResult {
         let arguments = arguments::report_upstream(context, limiter_ref, report);
-        let value = self.scripts.report_upstream.command(&arguments).query(&mut self.connection).unwrap();
+        let value = self.call(StoreOp::ReportUpstream, &arguments).unwrap();
         answers::report(&value).expect("a well-formed answer")
     }
 
@@ -166,24 +169,24 @@ impl TestStore {
         pause: &PauseByHand,
     ) -> ReportResult {
         let arguments = arguments::pause(context, limiter_ref, pause);
-        let value = self.scripts.pause.command(&arguments).query(&mut self.connection).unwrap();
+        let value = self.call(StoreOp::Pause, &arguments).unwrap();
         answers::report(&value).expect("a well-formed answer")
     }
 
     fn write_back(&mut self, context: &Context<'_>, limiter_ref: &LimiterRef, write: &WriteBack) -> Epoch {
-        let command = self.scripts.write_back.command(&arguments::write_back(context, limiter_ref, write));
-        answers::epoch(&command.query(&mut self.connection).unwrap()).expect("a well-formed answer")
+        let value = self.call(StoreOp::WriteBack, &arguments::write_back(context, limiter_ref, write));
+        answers::epoch(&value.unwrap()).expect("a well-formed answer")
     }
 
     fn heartbeat(&mut self, context: &Context<'_>, heartbeat: &Heartbeat) -> HeartbeatAnswer {
-        let command = self.scripts.heartbeat.command(&arguments::heartbeat(context, heartbeat));
-        answers::heartbeat(&command.query(&mut self.connection).unwrap()).expect("a well-formed answer")
+        let value = self.call(StoreOp::Heartbeat, &arguments::heartbeat(context, heartbeat)).unwrap();
+        answers::heartbeat(&value).expect("a well-formed answer")
     }
 
     fn reset(&mut self, context: &Context<'_>, limiter_ref: &LimiterRef) -> redis::RedisResult<Epoch> {
         let seen_for = limiter_ref.rules.iter().map(Rule::seen_for).max().unwrap_or_default();
-        let command = self.scripts.reset.command(&arguments::reset(context, limiter_ref, seen_for));
-        Ok(answers::epoch(&command.query(&mut self.connection)?).expect("a well-formed answer"))
+        let value = self.call(StoreOp::Reset, &arguments::reset(context, limiter_ref, seen_for))?;
+        Ok(answers::epoch(&value).expect("a well-formed answer"))
     }
 }
 

@@ -39,12 +39,24 @@ pub enum StoreOp {
 }
 
 impl StoreOp {
+    /// Every operation, in the order of the variants.
+    #[rustfmt::skip]
+    pub const ALL: [StoreOp; 13] = [
+        StoreOp::Reserve, StoreOp::Deal, StoreOp::Inspect, StoreOp::Ping, StoreOp::Heartbeat, StoreOp::WriteBack, StoreOp::RegisterReplica,
+        StoreOp::Reset, StoreOp::ReportUpstream, StoreOp::Pause, StoreOp::HandOver, StoreOp::Usage, StoreOp::Figures,
+    ];
+
     /// The values of the label `op`, in the order of the variants.
     #[rustfmt::skip]
     const NAMES: [&str; 13] = [
         "reserve", "deal", "inspect", "ping", "heartbeat", "write_back", "register_replica", "reset", "report_upstream", "pause",
         "hand_over", "usage", "figures",
     ];
+
+    /// Returns its name, as in the label `op`.
+    pub fn as_str(self) -> &'static str {
+        StoreOp::NAMES[self as usize]
+    }
 }
 
 /// The way in which a call to the store ended.
