@@ -1,11 +1,10 @@
 //! A running proxy, and upstreams behind it.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
 use std::ops::Deref;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,13 +23,10 @@ use tokio::task::JoinHandle;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 use weir::clock::Clock;
-use weir::config::Config;
-use weir::config::model::{
-    AccessRule, Admin, Cost, Errors, Http2, KeyPart, Log, LogFormat, Match, PathMatch, Route, Server, Store,
-    Upstream, UpstreamTimeouts,
-};
+use weir::config::model::{KeyPart, Match, PathMatch, Route, Server, Upstream};
+use weir::config::{self, Config};
 use weir::limiter::Limiters;
-use weir::limiter::model::limit::{Algorithm, Limit, Limiter, LimiterName, Permits, QueueLimits};
+use weir::limiter::model::limit::LimiterName;
 use weir::limiter::store::memory::MemoryStore;
 use weir::proxy::{Drained, Proxy, ProxyBuildError, Reach, serve};
 use weir::telemetry::{Metrics, Spans};
@@ -82,21 +78,7 @@ impl Weir {
         adjust: impl FnOnce(&mut Server),
         reach: Reach,
     ) -> Weir {
-        let mut server = Server {
-            tls: None,
-            allow: None,
-            trusted_proxies: Vec::new(),
-            public_url: None,
-            errors: Errors::Json,
-            max_connections: 1000,
-            header_timeout: Duration::from_secs(10),
-            idle_timeout: Duration::from_secs(75),
-            write_timeout: Duration::from_secs(60),
-            max_header_bytes: 65_536,
-            body_memory: 256 * 1024 * 1024,
-            drain_delay: Duration::ZERO,
-            drain_timeout: Duration::from_secs(10),
-        };
+        let mut server = written().server;
         adjust(&mut server);
         let config = config(routes, server.clone());
         let (metrics, clock) = (Metrics::new(), Clock::start());
@@ -121,51 +103,28 @@ impl Weir {
     }
 }
 
+/// The limiters of every proxy: one permit every half second, and ten an hour, which is longer than a request may wait, both with a queue;
+/// and one permit an hour without a queue. The route is an example.
+const WRITTEN: &str = "
+listen: 127.0.0.1:0
+admin: {listen: 127.0.0.1:0}
+log: {format: text}
+server: {max_connections: 1000, drain_timeout: 10s}
+limiters:
+  slow: {limits: [1/500ms], queue: {timeout: 20s, max_waiting: 100}}
+  hourly: {limits: [10/1h], queue: {timeout: 20s, max_waiting: 100}}
+  single: {limits: [1/1h]}
+routes:
+  - {name: test, match: {}, upstream: http://127.0.0.1}
+";
+
+fn written() -> Config {
+    let loaded = config::parse(Path::new("weir.yaml"), WRITTEN).unwrap();
+    Config::clone(&loaded.config)
+}
+
 fn config(routes: Vec<Route>, server: Server) -> Config {
-    let any = "127.0.0.1:0".parse().unwrap();
-    Config {
-        listen: any,
-        server,
-        admin: Admin { listen: any, token: None, read_token: None },
-        log: Log { level: tracing::Level::INFO, format: LogFormat::Text, access: Some(AccessRule::ALL) },
-        clients: None,
-        store: Store::Memory,
-        limiters: vec![Arc::new(slow()), Arc::new(hourly()), Arc::new(single())],
-        keys: HashMap::new(),
-        routes,
-        hash: "".into(),
-    }
-}
-
-/// Returns a limiter of one permit every half second, with a queue.
-fn slow() -> Limiter {
-    let precision = NonZeroU32::new(256).unwrap();
-    let algorithm = Algorithm::SlidingWindow { precision };
-    let per = Duration::from_millis(500);
-    let limits = vec![Limit { rate: Permits::ONE, per, algorithm, label: "1/500ms".into() }];
-    Limiter {
-        queue: Some(QueueLimits { timeout: Duration::from_secs(20), max_waiting: 100 }),
-        ..Limiter::new(LimiterName::parse("slow").unwrap(), limits)
-    }
-}
-
-/// Returns a limiter of ten permits an hour, with a queue whose timeout is shorter than an hour.
-fn hourly() -> Limiter {
-    let algorithm = Algorithm::SlidingWindow { precision: NonZeroU32::new(256).unwrap() };
-    let (rate, per) = (Permits::new(10).unwrap(), Duration::from_secs(3600));
-    let limits = vec![Limit { rate, per, algorithm, label: "10/1h".into() }];
-    Limiter {
-        queue: Some(QueueLimits { timeout: Duration::from_secs(20), max_waiting: 100 }),
-        ..Limiter::new(LimiterName::parse("hourly").unwrap(), limits)
-    }
-}
-
-/// Returns a limiter of one permit an hour, without a queue.
-fn single() -> Limiter {
-    let algorithm = Algorithm::SlidingWindow { precision: NonZeroU32::new(256).unwrap() };
-    let per = Duration::from_secs(3600);
-    let limits = vec![Limit { rate: Permits::ONE, per, algorithm, label: "1/1h".into() }];
-    Limiter::new(LimiterName::parse("single").unwrap(), limits)
+    Config { server, routes, ..written() }
 }
 
 /// Returns a limiter without a key, as a route names it.
@@ -176,45 +135,16 @@ pub(crate) fn limiter(name: &str) -> (LimiterName, Arc<[KeyPart]>) {
 /// Returns a route by the prefix of a path, without a limiter.
 pub(crate) fn rule(prefix: &str, upstream: impl Into<SocketAddr>) -> Route {
     let address: SocketAddr = upstream.into();
+    let example = written().routes.remove(0);
     Route {
-        name: "test".into(),
         matches: Match { path: PathMatch::Prefix(prefix.into()), ..Match::default() },
         upstream: Upstream {
-            tls: false,
             host: address.ip().to_string().into(),
             port: address.port(),
             authority: address.to_string().into(),
-            base_path: "".into(),
-            timeouts: UpstreamTimeouts {
-                connect: Duration::from_secs(5),
-                headers: Duration::from_secs(60),
-                idle: Duration::from_secs(60),
-                tunnel: Duration::from_secs(3600),
-            },
-            http2: Http2::Auto,
-            ca: None,
-            identity: None,
-            proxy: None,
+            ..example.upstream
         },
-        strip_prefix: None,
-        set_headers: Vec::new(),
-        remove_headers: Vec::new(),
-        preserve_host: false,
-        forwarded_headers: false,
-        rewrite_links: true,
-        errors: Errors::Json,
-        flow: Arc::new([]),
-        limiters: Vec::new(),
-        pause_rules: Vec::new(),
-        body_bytes_max: 0,
-        cost: Cost::Fixed(Permits::ONE),
-        patience: Vec::new(),
-        settle: None,
-        charges: Vec::new(),
-        limit_headers: None,
-        retry: None,
-        breaker: None,
-        clients: None,
+        ..example
     }
 }
 
