@@ -30,7 +30,7 @@ mod world;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use serde_json::json;
 
 use crate::crowd::{AlgorithmName, Change, Crowd};
@@ -39,37 +39,6 @@ use crate::plan::{Mix, Plan};
 use crate::run::{Wanted, json_of, kind_of};
 use crate::stall::Stall;
 use crate::world::World;
-
-#[derive(Clone, Copy, ValueEnum)]
-enum MixName {
-    Random,
-    Dense,
-    Standard,
-    Calm,
-    Share,
-    Tokens,
-    Losses,
-    Away,
-    Cells,
-    Changes,
-}
-
-impl From<MixName> for Mix {
-    fn from(name: MixName) -> Mix {
-        match name {
-            MixName::Random => Mix::Random,
-            MixName::Dense => Mix::Dense,
-            MixName::Standard => Mix::Standard,
-            MixName::Calm => Mix::Calm,
-            MixName::Share => Mix::Share,
-            MixName::Tokens => Mix::Tokens,
-            MixName::Losses => Mix::Losses,
-            MixName::Away => Mix::Away,
-            MixName::Cells => Mix::Cells,
-            MixName::Changes => Mix::Changes,
-        }
-    }
-}
 
 /// Runs a simulated fleet.
 #[derive(Parser)]
@@ -100,7 +69,7 @@ struct Arguments {
     stop_at_first: bool,
     /// How runs are drawn: at random, or calm where a mistake is to be found.
     #[arg(long, value_enum)]
-    mix: Option<MixName>,
+    mix: Option<Mix>,
     /// Shortens each finding, and lists them as known_seeds.txt does.
     #[arg(long)]
     shorten: bool,
@@ -189,7 +158,7 @@ fn simulate(arguments: &Arguments) -> Result<bool, String> {
         return Ok(is_good);
     }
     let usual = if arguments.mutate.is_some() { Mix::Calm } else { Mix::Random };
-    let mix = arguments.mix.map_or(usual, Mix::from);
+    let mix = arguments.mix.unwrap_or(usual);
     if let Some(runs) = arguments.hashes {
         for seed in arguments.from..arguments.from + runs {
             println!("{seed} {:016x}", World::run(&Plan::draw(seed, mix), false)?.hash);

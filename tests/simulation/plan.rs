@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use clap::ValueEnum;
 use fastrand::Rng;
 use weir::config::{self, Config};
 
@@ -17,7 +18,7 @@ const SECOND: u64 = 1_000_000;
 pub const SCRIPT_TIME: Range<u64> = 40..160;
 
 /// How a run is drawn.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Mix {
     /// Everything.
     Random,
@@ -45,17 +46,7 @@ pub enum Mix {
 
 impl Mix {
     fn is_random(self) -> bool {
-        matches!(
-            self,
-            Mix::Random
-                | Mix::Dense
-                | Mix::Share
-                | Mix::Tokens
-                | Mix::Losses
-                | Mix::Away
-                | Mix::Cells
-                | Mix::Changes
-        )
+        !matches!(self, Mix::Standard | Mix::Calm)
     }
 
     /// Returns whether the oracle can tell how much such limits leave free.
