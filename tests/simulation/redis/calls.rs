@@ -1,6 +1,7 @@
 //! Random calls of weir's scripts, as the replicas of a small fleet make them: each depends on what the earlier ones answered.
 
 use fastrand::Rng;
+use serde_json::Value;
 
 use crate::redis::packed::{Node, Packed};
 use crate::redis::scripts::Script;
@@ -147,8 +148,8 @@ impl Fleet<'_> {
         command.extend(keys.iter().map(|key| key.as_bytes().to_vec()));
         command.push(arguments.0);
         match self.execute(command) {
-            Reply::Bulk(bytes) => Node::read(&mut &*bytes).unwrap_or(Node::Other),
-            _ => Node::Other,
+            Reply::Bulk(bytes) => Node::read(&bytes),
+            _ => Node::NOTHING,
         }
     }
 
@@ -190,24 +191,26 @@ impl Fleet<'_> {
         self.number += u64::from(self.rng.bool());
         let call = if self.rng.u8(..4) == 0 { 0 } else { self.number };
         let mut arguments = Packed::default()
-            .int(0)
-            .int(LEASE)
-            .int(self.replica)
-            .int(call)
-            .int(self.known_epoch)
-            .text(self.run());
-        arguments = arguments.int(self.settle).text(self.channel()).list(2 * limiters.len());
-        for limiter in limiters {
-            arguments = arguments.text(self.rules_text(*limiter)).int(self.generations[*limiter]);
-        }
-        arguments = arguments.ints(&given_back).ints(&reschedule).int(self.rng.u64(..30_000_000)).ints(&runs);
+            .with(0)
+            .with(LEASE)
+            .with(self.replica)
+            .with(call)
+            .with(self.known_epoch)
+            .with(self.run());
+        let callers: Vec<Value> = limiters
+            .iter()
+            .flat_map(|limiter| [self.rules_text(*limiter).into(), self.generations[*limiter].into()])
+            .collect();
+        arguments = arguments.with(self.settle).with(self.channel()).with(callers);
+        arguments =
+            arguments.with(&given_back).with(&reschedule).with(self.rng.u64(..30_000_000)).with(&runs);
         let lead = if self.rng.u8(..4) == 0 { self.rng.u64(..500_000) } else { 0 };
         let count = runs.len() as u64 / 3;
-        arguments = arguments.int(self.rng.u64(..=count)).int(self.rng.u64(..=count));
-        arguments = arguments.int(lead).int(self.rng.u64(..30)).int(self.rng.u64(..500));
+        arguments = arguments.with(self.rng.u64(..=count)).with(self.rng.u64(..=count));
+        arguments = arguments.with(lead).with(self.rng.u64(..30)).with(self.rng.u64(..500));
         // Some come too late to give anything back.
         let taken_back_until = if self.rng.u8(..8) == 0 { self.now - self.rng.u64(..2) } else { 0 };
-        let answer = self.call("reserve", &keys, arguments.int(taken_back_until));
+        let answer = self.call("reserve", &keys, arguments.with(taken_back_until));
         self.learn(queue, &answer, &runs);
     }
 
@@ -293,27 +296,27 @@ impl Fleet<'_> {
             |rng: &mut Rng, known: u64| if rng.u8(..4) == 0 { 0 } else { known - rng.u64(..2).min(known) };
         let (memory, epoch) = (reported(self.rng, self.known_epoch), reported(self.rng, self.known_epoch));
         let arguments =
-            Packed::default().int(0).int(self.known_epoch).text(self.run()).int(500_000).int(15_000_000);
+            Packed::default().with(0).with(self.known_epoch).with(self.run()).with(500_000).with(15_000_000);
         let arguments =
-            arguments.int(replica).int(heard).int(self.rng.u64(..60_000_000)).int(memory).int(epoch);
+            arguments.with(replica).with(heard).with(self.rng.u64(..60_000_000)).with(memory).with(epoch);
         let known: Vec<u64> = (0..self.rng.u64(..3))
             .flat_map(|_| [self.rng.u64(1..6), self.rng.u64(..30_000_000), self.rng.u64(..2)])
             .collect();
         let followed = if self.rng.bool() { 0 } else { self.now.saturating_sub(self.rng.u64(..12_000_000)) };
         let arguments =
-            arguments.int(self.rng.u64(..9)).flag(self.rng.u8(..8) == 0).int(followed).ints(&known);
+            arguments.with(self.rng.u64(..9)).with(self.rng.u8(..8) == 0).with(followed).with(&known);
         let has: Vec<u64> =
             (0..self.rng.u64(..3)).flat_map(|_| [self.rng.u64(1..6), self.rng.u64(..9)]).collect();
         let told = self.rng.usize(..3);
-        let mut arguments = arguments.list(3).flag(self.rng.bool()).ints(&has).list(told);
+        let follows = self.rng.bool();
+        let mut copies = Vec::new();
         for _ in 0..told {
             let shift = self.rng.i64(-2_000_000..2_000_000);
             let first = self.now.saturating_sub(self.rng.u64(..3_000_000));
             let text = format!("\na {first}:{} 20:1\nb {first}:2", self.rng.u64(1..4));
-            arguments =
-                arguments.list(6).int(self.rng.u64(1..6)).int(self.rng.u64(1..9)).flag(self.rng.bool());
-            arguments = arguments.signed(shift).int(first).text(&text);
+            copies.push((self.rng.u64(1..6), self.rng.u64(1..9), self.rng.bool(), shift, first, text));
         }
+        let arguments = arguments.with((follows, has, copies));
         let answer = self.call("heartbeat", &[EPOCH, EARLIER, LIVE, MOVED].map(str::to_owned), arguments);
         self.learn_epoch(answer.at(0));
     }
@@ -322,25 +325,20 @@ impl Fleet<'_> {
         let limiter = self.limiter();
         self.number += u64::from(self.rng.u8(..4) > 0);
         let arguments = Packed::default()
-            .int(0)
-            .int(self.known_epoch)
-            .text(self.run())
-            .int(500_000)
-            .int(LEASE)
-            .int(self.replica);
+            .with(0)
+            .with(self.known_epoch)
+            .with(self.run())
+            .with(500_000)
+            .with(LEASE)
+            .with(self.replica);
         let mut ages: Vec<i64> =
             (0..self.rng.usize(..20)).map(|_| self.rng.i64(-1_000_000..15_000_000)).collect();
         ages.sort_by(|one, other| other.cmp(one));
         let sent = if self.rng.u8(..5) == 0 { 0 } else { self.now - self.rng.u64(..3_000_000) };
-        let mut arguments = arguments
-            .int(self.number)
-            .text(self.rules_text(limiter))
-            .flag(self.rng.bool())
-            .int(sent)
-            .list(2 * ages.len());
-        for age in ages {
-            arguments = arguments.signed(age).int(self.rng.u64(1..10));
-        }
+        let arguments =
+            arguments.with(self.number).with(self.rules_text(limiter)).with(self.rng.bool()).with(sent);
+        let bookings: Vec<i64> = ages.into_iter().flat_map(|age| [age, self.rng.i64(1..10)]).collect();
+        let arguments = arguments.with(bookings);
         let answer = self.call("write_back", &written(limiter), arguments);
         self.learn_epoch(&answer);
     }
@@ -353,8 +351,8 @@ impl Fleet<'_> {
     fn report_upstream(&mut self) {
         let limiter = self.limiter();
         let arguments =
-            Packed::default().int(0).int(self.known_epoch).text(self.run()).int(self.settle).int(LEASE);
-        let arguments = arguments.int(self.replica).text(self.rules_text(limiter)).text(self.channel());
+            Packed::default().with(0).with(self.known_epoch).with(self.run()).with(self.settle).with(LEASE);
+        let arguments = arguments.with(self.replica).with(self.rules_text(limiter)).with(self.channel());
         let wait = if self.rng.bool() { 0 } else { self.rng.u64(1..30_000_000) };
         let status = if self.rng.bool() { 429 } else { 503 };
         let ago = if self.rng.bool() { 0 } else { self.rng.u64(..3_000_000) };
@@ -369,7 +367,7 @@ impl Fleet<'_> {
                 [rule, permits, length, self.slot_ago(), self.rng.u64(..1_000_000)]
             })
             .collect();
-        let arguments = arguments.ints(asked).int(cost).ints(&refused).ints(&remaining);
+        let arguments = arguments.with(asked).with(cost).with(&refused).with(&remaining);
         let answer = self.call("report_upstream", &written(limiter), arguments);
         self.learn_epoch(answer.at(0));
     }
@@ -383,30 +381,30 @@ impl Fleet<'_> {
 
     fn pause(&mut self) {
         let lasting = if self.rng.u8(..3) == 0 { 0 } else { self.rng.u64(1..20_000_000) };
-        let arguments = Packed::default().int(0).int(0).text(self.run()).int(500_000).int(lasting);
+        let arguments = Packed::default().with(0).with(0).with(self.run()).with(500_000).with(lasting);
         let ago = if self.rng.bool() { 0 } else { self.rng.u64(..3_000_000) };
-        let arguments = arguments.int(ago).int(3_600_000_000).text(self.channel()).int(self.replica);
+        let arguments = arguments.with(ago).with(3_600_000_000_u64).with(self.channel()).with(self.replica);
         let keys = [EPOCH.to_owned(), self.some_state(), LIVE.to_owned()];
         self.call("pause", &keys, arguments);
     }
 
     fn reset(&mut self) {
-        let arguments = Packed::default().int(0).int(0).text(self.run()).int(500_000).int(107_000_000);
+        let arguments = Packed::default().with(0).with(0).with(self.run()).with(500_000).with(107_000_000);
         let keys = [EPOCH.to_owned(), self.some_state(), LIVE.to_owned()];
         self.call("reset", &keys, arguments);
     }
 
     fn inspect(&mut self) {
         let limiter = self.limiter();
-        let arguments = Packed::default().int(0).text(self.rules_text(limiter));
+        let arguments = Packed::default().with(0).with(self.rules_text(limiter));
         self.call("inspect", &[state_key(limiter), EPOCH.to_owned()], arguments);
     }
 
     fn register_replica(&mut self) {
         let arguments =
-            Packed::default().int(0).int(15_000_000).int(self.replica << 40 | 0xf_edcb).text("1.2.3");
-        let arguments = arguments.text(&"c0ffee".repeat(self.rng.usize(1..12))).text("höst");
-        let arguments = arguments.flag(self.rng.u8(..5) == 0);
+            Packed::default().with(0).with(15_000_000).with(self.replica << 40 | 0xf_edcb).with("1.2.3");
+        let arguments = arguments.with("c0ffee".repeat(self.rng.usize(1..12))).with("höst");
+        let arguments = arguments.with(self.rng.u8(..5) == 0);
         self.call("register_replica", &["w:v1:replicas".to_owned()], arguments);
     }
 
