@@ -1,7 +1,6 @@
 //! The access log: one line for each request, as JSON or text, with its outcome, the reason and the wait.
 
 use serde_json::Value;
-use tempfile::TempDir;
 
 use crate::support::weir::with_preamble;
 use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, poll_for};
@@ -20,10 +19,8 @@ fn config(upstream: &Upstream, format: &str) -> String {
 #[tokio::test]
 async fn every_request_is_logged_with_its_outcome_its_wait_and_the_reason() {
     let _lane = lane::shared().await;
-    let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
-    let path = directory.path().join("weir.yaml");
-    std::fs::write(&path, config(&upstream, "json")).unwrap();
-    let weir = Weir::start_at(&path).await;
+    let upstream = Upstream::start();
+    let weir = Weir::start_whole(&config(&upstream, "json")).await;
     for (target, status) in [("/a?key=s3cret", 200), ("/b", 200), ("/c", 429), ("/down", 502)] {
         assert_eq!(weir.get(target).await.status, status, "{target}");
     }
@@ -36,9 +33,7 @@ async fn every_request_is_logged_with_its_outcome_its_wait_and_the_reason() {
     weir.wait_for_empty_queue().await;
 
     let lines = poll_for("every line", PATIENCE, async || {
-        let log = weir.log();
-        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let lines: Vec<Value> = lines.filter(|line| line["target"] == "weir::access").collect();
+        let lines = weir.log_of("weir::access");
         (lines.len() == 5).then_some(lines)
     })
     .await;
@@ -72,11 +67,9 @@ async fn every_request_is_logged_with_its_outcome_its_wait_and_the_reason() {
 #[tokio::test]
 async fn the_access_log_becomes_text_with_a_reload() {
     let _lane = lane::shared().await;
-    let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
-    let path = directory.path().join("weir.yaml");
-    std::fs::write(&path, config(&upstream, "json")).unwrap();
-    let weir = Weir::start_at(&path).await;
-    std::fs::write(&path, config(&upstream, "text")).unwrap();
+    let upstream = Upstream::start();
+    let weir = Weir::start_whole(&config(&upstream, "json")).await;
+    std::fs::write(weir.config(), config(&upstream, "text")).unwrap();
     assert_eq!(weir.tell("/api/reload").await.status, 200);
     for (target, status) in [("/a", 200), ("/b", 200), ("/c", 429)] {
         assert_eq!(weir.get(target).await.status, status);
@@ -105,10 +98,8 @@ async fn the_access_log_becomes_text_with_a_reload() {
 #[tokio::test]
 async fn a_malformed_body_is_not_logged_as_a_client_that_left() {
     let _lane = lane::shared().await;
-    let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
-    let path = directory.path().join("weir.yaml");
-    std::fs::write(&path, config(&upstream, "json")).unwrap();
-    let weir = Weir::start_at(&path).await;
+    let upstream = Upstream::start();
+    let weir = Weir::start_whole(&config(&upstream, "json")).await;
     let head = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n";
     for end in [&b"zz\r\n"[..], b""] {
         let mut connection = weir.connect().await;
@@ -121,10 +112,9 @@ async fn a_malformed_body_is_not_logged_as_a_client_that_left() {
         }
     }
     let told = poll_for("both lines", PATIENCE, async || {
-        let log = weir.log();
-        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let lines = lines.filter(|line| line["target"] == "weir::access");
-        let told: Vec<_> = lines.map(|line| (line["status"].clone(), line["outcome"].clone())).collect();
+        let lines = weir.log_of("weir::access");
+        let told: Vec<_> =
+            lines.iter().map(|line| (line["status"].clone(), line["outcome"].clone())).collect();
         (told.len() == 2).then_some(told)
     })
     .await;
@@ -134,20 +124,16 @@ async fn a_malformed_body_is_not_logged_as_a_client_that_left() {
 #[tokio::test]
 async fn a_rule_names_failures_and_slow_requests_alone() {
     let _lane = lane::shared().await;
-    let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
-    let path = directory.path().join("weir.yaml");
+    let upstream = Upstream::start();
     let config = config(&upstream, "json").replace("access: true", "access: {sample: 0%, slow: 500ms}");
-    std::fs::write(&path, config).unwrap();
-    let weir = Weir::start_at(&path).await;
+    let weir = Weir::start_whole(&config).await;
     // The second waits for its permit, the third is refused.
     for (target, status) in [("/quick", 200), ("/slow", 200), ("/refused", 429), ("/down", 502)] {
         assert_eq!(weir.get(target).await.status, status, "{target}");
     }
     let named = poll_for("both lines", PATIENCE, async || {
-        let log = weir.log();
-        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let lines = lines.filter(|line| line["target"] == "weir::access");
-        let paths: Vec<_> = lines.map(|line| line["path"].as_str().unwrap().to_owned()).collect();
+        let lines = weir.log_of("weir::access");
+        let paths: Vec<_> = lines.iter().map(|line| line["path"].as_str().unwrap().to_owned()).collect();
         (paths.len() == 2).then_some(paths)
     })
     .await;

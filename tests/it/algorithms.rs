@@ -35,9 +35,7 @@ async fn drain_after(
     let redis = RedisServer::start().await;
     let weir = Weir::start(&one_limiter(&redis.store(), &queued(limits), upstream)).await;
     wait().await;
-    for answer in client::answers(weir.begin(count, "/")).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
+    client::assert_all_ok(&client::answers(weir.begin(count, "/")).await);
     let mut instants = upstream.instants();
     instants.sort_unstable();
     assert_eq!(instants.len(), count);

@@ -4,20 +4,13 @@ use serde_json::{Value, json};
 
 use crate::support::{PATIENCE, Request, Upstream, Weir, client, lane, one_limiter, poll_for};
 
-fn fields(line: &Value) -> &Value {
-    line.get("fields").unwrap_or(line)
-}
-
 #[tokio::test]
 async fn each_action_by_hand_leaves_a_line_with_who_what_and_outcome() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let directory = tempfile::tempdir().expect("a temporary directory");
-    let config = directory.path().join("weir.yaml");
     let limiter = one_limiter("memory", "{limits: [3/1m]}", &upstream);
     let listen = "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, token: t0ken, read_token: r3ad}\nlog: {format: json}";
-    std::fs::write(&config, format!("{listen}\n{limiter}")).expect("a file");
-    let weir = Weir::start_at(&config).await;
+    let weir = Weir::start_whole(&format!("{listen}\n{limiter}")).await;
     assert_eq!(weir.tell("/api/limiters/api/reset").await.status, 401);
     let act_as = async |token: &str, target: &str, body: &str| {
         let request =
@@ -33,15 +26,12 @@ async fn each_action_by_hand_leaves_a_line_with_who_what_and_outcome() {
     assert_eq!(act("/api/limiters/%20/resume?partition=s3cret", "").await, 404);
     assert_eq!(act("/api/reload", "").await, 200);
     let lines = poll_for("a line for each", PATIENCE, async || {
-        let log = weir.log();
-        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let lines: Vec<_> = lines.filter(|line| line["target"] == "weir::admin::audit").collect();
+        let lines = weir.log_of("weir::admin::audit");
         (lines.len() == 6).then_some(lines)
     })
     .await;
     let told = |line: &Value| {
-        let fields = fields(line);
-        ["act", "limiter", "by", "outcome", "status", "address"].map(|name| fields[name].clone())
+        ["act", "limiter", "by", "outcome", "status", "address"].map(|name| line[name].clone())
     };
     let expected = [
         json!(["reset", "api", "none", "denied", 401, "127.0.0.1"]),
@@ -54,6 +44,6 @@ async fn each_action_by_hand_leaves_a_line_with_who_what_and_outcome() {
     for (line, expected) in lines.iter().zip(expected) {
         assert_eq!(json!(told(line)), expected, "{line}");
     }
-    assert!(fields(&lines[4])["partition"].as_str().is_some_and(|hash| hash.len() == 32), "{}", lines[4]);
+    assert!(lines[4]["partition"].as_str().is_some_and(|hash| hash.len() == 32), "{}", lines[4]);
     assert!(!weir.log().contains("s3cret") && !weir.log().contains("t0ken") && !weir.log().contains("r3ad"));
 }

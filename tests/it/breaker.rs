@@ -59,8 +59,7 @@ async fn an_upstream_that_is_down_is_left_alone_until_a_probe_reaches_it() {
     assert_eq!((state(&weir).await.as_str(), gauge(&weir).await), ("open", 1.0));
     let explained = weir.ask("/api/explain?url=/").await.json();
     assert_eq!(explained["breaker"]["state"], "open");
-    let told = async || weir.log().contains("the breaker has opened");
-    eventually("the log says that it has opened", PATIENCE, told).await;
+    weir.wait_for_log(&["the breaker has opened"]).await;
 
     // A probe that fails has the error of its own, and opens it anew.
     eventually("a probe is due", PATIENCE, async || end(&weir.get("/").await) == FAILED).await;

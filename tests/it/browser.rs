@@ -162,10 +162,7 @@ async fn it_asks_for_the_token_and_reports_a_wrong_one() {
     let upstream = Upstream::start();
     let listen = "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, token: the-right-one-of-them}";
     let limiter = one_limiter("memory", "{limits: [3/1h]}", &upstream);
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("weir.yaml");
-    fs::write(&path, format!("{listen}\n{limiter}")).unwrap();
-    let weir = Weir::start_at(&path).await;
+    let weir = Weir::start_whole(&format!("{listen}\n{limiter}")).await;
     let mut page = Page::open(&weir.admin("/"), PHONE).await;
     page.shows(&["The token of admin.token"]).await;
     page.write("another-one").await;

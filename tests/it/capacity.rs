@@ -39,9 +39,7 @@ async fn ten_thousand_wait_in_little_memory_and_drain() {
         eventually(&there, Duration::from_secs(10), async || weir.waiting().await >= WAITING as f64).await;
         let grown = weir.rss_bytes().saturating_sub(before) / WAITING as u64;
 
-        for answer in client::answers(crowd).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers(crowd).await);
         client::answers(ahead).await;
         println!("{WAITING} waiting, {grown} bytes each");
         assert!(grown < BYTES_PER_WAITING_MAX, "{grown} bytes for each waiting request");

@@ -2,8 +2,7 @@
 
 use crate::support::weir::{run, write_whole};
 use crate::support::{
-    Cluster, PATIENCE, RedisOptions, RedisServer, Sentinel, Upstream, Weir, closed_port, eventually, lane,
-    one_limiter,
+    Cluster, RedisOptions, RedisServer, Sentinel, Upstream, Weir, closed_port, lane, one_limiter,
 };
 
 /// The documented rights of a user, but those for data.
@@ -167,12 +166,7 @@ async fn the_log_explains_a_fault_as_the_check_does() {
     ];
     for (store, expected) in cases {
         let weir = Weir::start(&one_limiter(&store, "{limits: [5/1s]}", &upstream)).await;
-        eventually("the log says why", PATIENCE, async || {
-            weir.log()
-                .lines()
-                .any(|line| line.contains("cannot reach the store at start") && line.contains(expected))
-        })
-        .await;
+        weir.wait_for_log(&["cannot reach the store at start", expected]).await;
         assert!(!weir.log().contains("wrong"), "{}", weir.log());
     }
 }

@@ -1,12 +1,10 @@
 //! Clients are admitted by address and by token (by certificate: see `tls`). An unknown client is refused before a
 //! permit is taken or anything is sent upstream.
 
-use std::fs;
-
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tempfile::TempDir;
+use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -104,11 +102,9 @@ async fn an_unknown_client_is_refused_before_anything_is_taken() {
 #[tokio::test]
 async fn a_token_reaches_no_upstream_and_the_client_is_logged() {
     let _lane = lane::shared().await;
-    let (upstream, directory) = (Upstream::start(), TempDir::new().unwrap());
-    let path = directory.path().join("weir.yaml");
+    let upstream = Upstream::start();
     let verbose = "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nlog: {level: trace, access: true}\n";
-    fs::write(&path, format!("{verbose}{}", guarded(&upstream))).unwrap();
-    let weir = Weir::start_at(&path).await;
+    let weir = Weir::start_whole(&format!("{verbose}{}", guarded(&upstream))).await;
     let mut connection = weir.connect().await;
     let token = "Bearer billing-t0ken";
     let requests = [
@@ -145,16 +141,11 @@ async fn a_token_reaches_no_upstream_and_the_client_is_logged() {
     }
 
     let clients = async || {
-        let lines = weir.log();
-        let lines = lines.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-        let access = lines.filter(|line| line["target"] == "weir::access");
-        let shown = access.map(|line| line.get("fields").unwrap_or(&line).clone());
-        shown
-            .map(|fields| {
-                assert_eq!(fields["client_ip"], "127.0.0.1", "{fields}");
-                (fields["status"].as_u64().unwrap(), fields["client"].as_str().map(ToOwned::to_owned))
-            })
-            .collect::<Vec<_>>()
+        let told = |line: &Value| {
+            assert_eq!(line["client_ip"], "127.0.0.1", "{line}");
+            (line["status"].as_u64().unwrap(), line["client"].as_str().map(ToOwned::to_owned))
+        };
+        weir.log_of("weir::access").iter().map(told).collect::<Vec<_>>()
     };
     eventually("all requests in the log", PATIENCE, async || clients().await.len() == count).await;
     let billing = (200, Some("billing".to_owned()));

@@ -71,9 +71,7 @@ async fn the_next_request_gets_its_slot_whatever_its_cost() {
             pending.push(client::Pending::send(&fleet[number % fleet.len()].url("/"), request));
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        for answer in client::answers(pending).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers(pending).await);
         let seen = upstream.seen();
         let order: Vec<i64> =
             seen.iter().map(|seen| seen.headers["x-order"].to_str().unwrap().parse().unwrap()).collect();

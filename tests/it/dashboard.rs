@@ -100,12 +100,9 @@ async fn a_page_gets_the_last_hour_and_then_the_state() {
 async fn a_page_behind_a_token_asks_for_the_token_and_shows_nothing_else() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let directory = tempfile::tempdir().expect("a temporary directory");
-    let config = directory.path().join("weir.yaml");
     let limiter = one_limiter("memory", "{limits: [3/1m]}", &upstream);
     let listen = "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, token: t0ken}";
-    std::fs::write(&config, format!("{listen}\n{limiter}")).expect("a file");
-    let weir = Weir::start_at(&config).await;
+    let weir = Weir::start_whole(&format!("{listen}\n{limiter}")).await;
     let page = weir.ask("/").await;
     assert_eq!(page.status, 200);
     let policy = page.header("content-security-policy").expect("the page may do little");

@@ -159,7 +159,7 @@ async fn a_reset_limiter_stays_reset() {
     let answer = fleet[1].tell("/api/limiters/api/reset").await;
     assert_eq!((answer.status, answer.json()["limits"][0]["available"].as_u64()), (200, Some(6)));
     for weir in &fleet {
-        eventually("it has heard of the reset", PATIENCE, async || weir.log().contains("reset: ")).await;
+        weir.wait_for_log(&["reset: "]).await;
     }
     redis.command(&["FLUSHALL"]).await;
     eventually("Redis has begun anew", PATIENCE, async || fleet[2].get("/").await.status == 200).await;

@@ -24,9 +24,7 @@ async fn others_than_reserve(fleet: &[Weir]) -> u64 {
 async fn all_ok(burst: Vec<(Instant, Pending)>) -> Vec<Answer> {
     let pending = burst.into_iter().map(|(_, pending)| pending).collect();
     let answers = client::answers(pending).await;
-    for answer in &answers {
-        assert_eq!(answer.status, 200, "{:?} {}", answer.headers, answer.text());
-    }
+    client::assert_all_ok(&answers);
     answers
 }
 
@@ -93,9 +91,7 @@ async fn replicas_come_and_go_and_the_quota_holds() {
         fleet.push(Weir::start(&config).await);
         let more = fleet[1].begin(60, "/more");
 
-        for answer in client::answers(kept.into_iter().chain(more).collect()).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers(kept.into_iter().chain(more).collect()).await);
         drop(lost);
         upstream.assert_within(50, SECOND);
     })

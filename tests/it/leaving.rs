@@ -34,9 +34,9 @@ async fn a_third_leaves(leaves: impl Fn(usize) -> bool) {
         let left_at = Instant::now();
         drop(leaving);
 
-        for answer in client::answers(staying.into_iter().map(|(_, pending)| pending).collect()).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(
+            &client::answers(staying.into_iter().map(|(_, pending)| pending).collect()).await,
+        );
         let instants = upstream.instants();
         let last = *instants.iter().max().expect("all have been served");
         let used = occupancy(&instants, 100, SECOND);

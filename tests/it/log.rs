@@ -1,6 +1,5 @@
 //! The log never stops weir: a reader that stalls costs lines, and nothing else.
 
-use tempfile::TempDir;
 use tokio::task::JoinSet;
 
 use crate::support::raw::exchange;
@@ -8,12 +7,9 @@ use crate::support::weir::with_preamble;
 use crate::support::{Connection, PATIENCE, Request, Upstream, Weir, eventually, lane, one_route};
 
 /// Starts weir with the access log.
-async fn start(upstream: &Upstream) -> (Weir, TempDir) {
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("weir.yaml");
+async fn start(upstream: &Upstream) -> Weir {
     let config = with_preamble(&one_route(&upstream.url())).replace("access: false", "access: true");
-    std::fs::write(&path, config).unwrap();
-    (Weir::start_at(&path).await, directory)
+    Weir::start_whole(&config).await
 }
 
 /// Sends requests on some connections, and expects that each is answered.
@@ -36,7 +32,7 @@ async fn send(weir: &Weir, count: usize, target: &str) {
 async fn a_log_that_nobody_reads_stops_nothing() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let (mut weir, _directory) = start(&upstream).await;
+    let mut weir = start(&upstream).await;
     weir.stop_reading_log();
     send(&weir, 2000, "/").await;
     assert_eq!(weir.ask("/healthz").await.status, 200);
@@ -49,7 +45,7 @@ async fn a_log_that_nobody_reads_stops_nothing() {
 async fn dropped_lines_are_counted_and_named_when_the_log_is_read_again() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let (weir, _directory) = start(&upstream).await;
+    let weir = start(&upstream).await;
     weir.stop_reading_log();
     // More than the buffer and the pipe hold.
     let long = format!("/{}", "a".repeat(8000));
@@ -57,8 +53,7 @@ async fn dropped_lines_are_counted_and_named_when_the_log_is_read_again() {
     let dropped = weir.metrics().await.sum("weir_log_lines_dropped_total", &[]);
     assert!(dropped > 0.0 && dropped < 1200.0, "{dropped}");
     weir.read_log_again();
-    let named = format!("\"lines\":{dropped}");
-    eventually("the number of dropped lines", PATIENCE, async || weir.log().contains(&named)).await;
+    weir.wait_for_log(&[&format!("\"lines\":{dropped}")]).await;
     send(&weir, 8, "/again").await;
     eventually("later lines", PATIENCE, async || weir.log().matches("\"/again\"").count() == 8).await;
 }
@@ -67,7 +62,7 @@ async fn dropped_lines_are_counted_and_named_when_the_log_is_read_again() {
 async fn everything_that_was_logged_before_the_end_is_written() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let (mut weir, _directory) = start(&upstream).await;
+    let mut weir = start(&upstream).await;
     send(&weir, 1600, "/counted").await;
     weir.sigterm();
     assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(0));
@@ -79,21 +74,12 @@ async fn everything_that_was_logged_before_the_end_is_written() {
 async fn a_head_that_cannot_be_parsed_is_told_with_its_client() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("weir.yaml");
     let config = with_preamble(&one_route(&upstream.url())).replace("level: info", "level: debug");
-    std::fs::write(&path, config).unwrap();
-    let weir = Weir::start_at(&path).await;
+    let weir = Weir::start_whole(&config).await;
     let read = exchange(&weir.host(), b"GET / HTTP/1.1\r\nno colon\r\n\r\n").await;
     assert!(read.starts_with("HTTP/1.1 400 "), "{read}");
-    eventually("its line", PATIENCE, async || {
-        weir.log().lines().any(|line| {
-            let words =
-                ["connection ended with an error", "invalid HTTP header", "\"client_ip\":\"127.0.0.1\""];
-            words.iter().all(|word| line.contains(word))
-        })
-    })
-    .await;
+    let words = ["connection ended with an error", "invalid HTTP header", "\"client_ip\":\"127.0.0.1\""];
+    weir.wait_for_log(&words).await;
 }
 
 /// `/dev/full` refuses each write like a full disk.

@@ -23,10 +23,7 @@ async fn a_mistaken_address_token_or_name_is_told() {
     assert!(word.stderr.contains("a path begins with `/`"), "{}", word.stderr);
     drop(weir);
     let listen = "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, token: right}\n";
-    let (directory, config) = (tempfile::tempdir().expect("a directory"), format!("{listen}{config}"));
-    let path = directory.path().join("weir.yaml");
-    std::fs::write(&path, config).expect("a file");
-    let weir = Weir::start_at(&path).await;
+    let weir = Weir::start_whole(&format!("{listen}{config}")).await;
     for (token, hint) in
         [("", "; set WEIR_ADMIN_TOKEN"), ("wrong", "; the one in WEIR_ADMIN_TOKEN is another")]
     {

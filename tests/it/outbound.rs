@@ -1,6 +1,5 @@
 //! Connections to upstreams: through an outbound proxy, over verified TLS, with a client certificate, and in time.
 
-use std::fs;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -85,11 +84,8 @@ async fn the_proxys_password_goes_to_the_proxy_alone() {
         ("wrong", format!("url: \"http://plain.test\", proxy: \"http://jane:wr0ng@{at}\"")),
         ("none", format!("url: \"http://plain.test\", proxy: \"http://{at}\"")),
     ]);
-    let directory = TempDir::new().unwrap();
-    let path = directory.path().join("weir.yaml");
     let listeners = "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nlog: {level: trace, format: json}\n";
-    fs::write(&path, format!("{listeners}{config}")).unwrap();
-    let weir = Weir::start_at(&path).await;
+    let weir = Weir::start_whole(&format!("{listeners}{config}")).await;
     let mut shown = String::new();
     for (target, status) in [("/right", 200), ("/wrong", 502), ("/none", 502)] {
         let answer = weir.get(target).await;
@@ -100,7 +96,7 @@ async fn the_proxys_password_goes_to_the_proxy_alone() {
     assert_eq!(sent, [true, true, false]);
     assert!(!upstream.seen()[0].headers.contains_key("proxy-authorization"));
     let asked = "answered CONNECT with 407: set the user and password that it wants in `upstream.proxy`";
-    eventually("the log names the remedy", PATIENCE, async || weir.log().contains(asked)).await;
+    weir.wait_for_log(&[asked]).await;
     for target in ["/api/config", "/api/limiters", "/metrics"] {
         shown += &weir.ask(target).await.text();
     }
@@ -152,12 +148,11 @@ async fn a_proxy_that_opens_no_tunnel_is_named_in_the_log() {
         let began = Instant::now();
         assert_own(&weir.get(&format!("/{name}")).await, 502, "upstream_connect");
         assert!(began.elapsed() < SOON, "{name}: {:?}", began.elapsed());
-        eventually(told, PATIENCE, async || weir.log().contains(told)).await;
+        weir.wait_for_log(&[told]).await;
         assert_eq!(counted(&weir, name, "502", "failed").await, 1.0, "{name}");
     }
     assert_own(&weir.get("/away").await, 502, "upstream_connect");
-    let address = nobody.to_string();
-    eventually("the log to name it", PATIENCE, async || weir.log().contains(&address)).await;
+    weir.wait_for_log(&[&nobody.to_string()]).await;
     assert_eq!(weir.available("api").await, [1], "nothing went upstream, so nothing is spent");
 }
 
@@ -195,8 +190,7 @@ async fn connect_timeout_covers_the_whole_time_of_a_slow_proxy() {
         assert!(took >= Duration::from_millis(at_least) && took < SOON, "{name}: {took:?}");
     }
     for stage in ["the outbound proxy's answer to CONNECT", "the TLS handshake"] {
-        let told = format!("took longer than connect_timeout, and had come to {stage}");
-        eventually(&told, PATIENCE, async || weir.log().contains(&told)).await;
+        weir.wait_for_log(&[&format!("took longer than connect_timeout, and had come to {stage}")]).await;
     }
     assert_eq!(upstream.count(), 0);
 }
@@ -283,10 +277,7 @@ async fn rotated_client_certificates_are_followed() {
         assert_eq!(weir.get("/all").await.status, 200);
         assert!(secure.has_seen_last(&second));
     }
-    eventually("the log to say why", PATIENCE, async || {
-        weir.log().contains("is not the key of the certificate")
-    })
-    .await;
+    weir.wait_for_log(&["is not the key of the certificate"]).await;
     identity.rotate(&third);
     eventually("the third certificate", PATIENCE, async || {
         assert_eq!(weir.get("/all").await.status, 200);
@@ -338,8 +329,7 @@ async fn an_upstream_with_a_wrong_certificate_gets_nothing() {
     assert_eq!((upstream.connections(), upstream.count()), (0, 0), "nothing was sent");
     assert_eq!(weir.get("/right").await.status, 200);
     for why in ["not valid for name", "certificate expired", "UnknownIssuer"] {
-        let told = || weir.log().lines().any(|line| line.contains("cannot connect") && line.contains(why));
-        eventually(why, PATIENCE, async || told()).await;
+        weir.wait_for_log(&["cannot connect", why]).await;
     }
 }
 
@@ -394,7 +384,7 @@ async fn each_timeout_has_its_code_and_its_count() {
         eventually(&what, PATIENCE, async || counted(&weir, route, code, "failed").await == 1.0).await;
     }
     let told = "took longer than connect_timeout, and had come to the lookup and the TCP connection";
-    eventually(told, PATIENCE, async || weir.log().contains(told)).await;
+    weir.wait_for_log(&[told]).await;
 }
 
 /// With their slots in hand, two hundred requests at 20/s would take nine seconds to begin, and five more to fail.
@@ -413,9 +403,7 @@ async fn a_host_that_does_not_answer_uses_up_no_slots() {
         let weir = Weir::start(&format!("{limiter}routes:\n{}{alive}", route("dead", &silent))).await;
         let begun = Instant::now();
         let dead = weir.begin(200, "/dead");
-        for answer in client::answers(weir.begin(20, "/alive")).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers(weir.begin(20, "/alive")).await);
         for answer in client::answers(dead).await {
             assert_own(&answer, 502, "upstream_connect");
         }

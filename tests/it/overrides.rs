@@ -209,9 +209,7 @@ async fn waiting_requests_move_when_their_override_changes() {
         }
         Weir::reload_all(&fleet, &with("{a: [10/1s]}")).await;
         let raised = Instant::now();
-        for answer in client::answers(waiting).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers(waiting).await);
         assert!(raised.elapsed() < 15 * SECOND, "they moved up: {:?}", raised.elapsed());
         upstream.assert_within(10, SECOND);
     })
@@ -238,7 +236,7 @@ async fn a_file_is_followed_and_a_broken_one_changes_nothing() {
     eventually("a counted failure", PATIENCE, async || fleet[0].reloads("error").await > before).await;
     assert_eq!(fleet[0].metrics().await.sum("weir_config_last_reload_successful", &[]), 0.0);
     let place = "plans.yaml:2:5: b[0]: the rate must be from 1";
-    eventually("the problem in the log", PATIENCE, async || fleet[0].log().contains(place)).await;
+    fleet[0].wait_for_log(&[place]).await;
     let refused = fleet[0].tell("/api/reload").await;
     assert_eq!(refused.status, 422);
     assert!(refused.text().contains("plans.yaml"), "{}", refused.text());
@@ -281,9 +279,7 @@ async fn replicas_with_different_files_stay_within_the_larger_limit() {
         follows(&fleet[1], "a", &["20/1s"]).await;
         upstream.wait_for(150, PATIENCE).await;
         plans[1].replace("a: [40/1s]\n");
-        for answer in client::answers(backlog).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers(backlog).await);
         assert_eq!(upstream.count(), 400);
         upstream.assert_within(40, SECOND);
     })

@@ -30,14 +30,6 @@ fn overtaken(services: &[Service]) -> usize {
     services.iter().map(|one| services.iter().filter(|other| later(one, other)).count()).sum()
 }
 
-/// Waits until one line of the log holds all of these words.
-async fn logged(weir: &Weir, words: &[&str]) {
-    eventually("it is logged", PATIENCE, async || {
-        weir.log().lines().any(|line| words.iter().all(|word| line.contains(word)))
-    })
-    .await;
-}
-
 fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs()
 }
@@ -374,20 +366,20 @@ async fn each_replica_reports_the_cause_and_the_origin_of_a_pause() {
     eventually("it is paused", PATIENCE, async || !pause_shown(&fleet[1]).await.is_null()).await;
     shown_by_all(json!({"reason": "upstream", "status": 429, "named": true, "by": ids[0], "by_host": name}))
         .await;
-    logged(&fleet[0], &["\"the upstream asks for a pause", "429", "true"]).await;
-    logged(&fleet[1], &["paused by an upstream through another replica", "429", name]).await;
+    fleet[0].wait_for_log(&["\"the upstream asks for a pause", "429", "true"]).await;
+    fleet[1].wait_for_log(&["paused by an upstream through another replica", "429", name]).await;
     let listed = run(&["limiters", "--admin", &fleet[1].admin("")]).await;
     assert!(listed.stdout.lines().any(|row| row.ends_with("s (429)")), "{}", listed.stdout);
 
     // A shorter pause by hand replaces the longer one, whose cause is forgotten when the limiter resumes.
     fleet[1].tell_with("/api/limiters/api/pause", "{\"for\": \"30s\"}").await;
     shown_by_all(json!({"reason": "by_hand", "by": ids[1], "by_host": name})).await;
-    logged(&fleet[1], &["\"paused by hand\"", "30"]).await;
-    logged(&fleet[0], &["paused by hand through another replica", name]).await;
+    fleet[1].wait_for_log(&["\"paused by hand\"", "30"]).await;
+    fleet[0].wait_for_log(&["paused by hand through another replica", name]).await;
     fleet[0].tell("/api/limiters/api/resume").await;
     shown_by_all(Value::Null).await;
-    logged(&fleet[0], &["\"resumed by hand\""]).await;
-    logged(&fleet[1], &["resumed by hand through another replica", name]).await;
+    fleet[0].wait_for_log(&["\"resumed by hand\""]).await;
+    fleet[1].wait_for_log(&["resumed by hand through another replica", name]).await;
 
     upstream.reply("/unnamed", Reply::status(429));
     eventually("it goes on", PATIENCE, async || fleet[1].get("/").await.status == 200).await;
@@ -395,7 +387,7 @@ async fn each_replica_reports_the_cause_and_the_origin_of_a_pause() {
     eventually("it is paused", PATIENCE, async || !pause_shown(&fleet[0]).await.is_null()).await;
     shown_by_all(json!({"reason": "upstream", "status": 429, "named": false, "by": ids[1], "by_host": name}))
         .await;
-    logged(&fleet[0], &["paused by an upstream through another replica", "false"]).await;
+    fleet[0].wait_for_log(&["paused by an upstream through another replica", "false"]).await;
     // Of the four changes each replica has logged the other's two as those of another replica.
     for weir in &fleet {
         assert_eq!(
@@ -461,9 +453,7 @@ async fn a_limiter_is_paused_and_resumed_by_hand() {
     fleet[1].wait_for_waiting(8).await;
     fleet[0].tell("/api/limiters/api/resume").await;
     let resumed = Instant::now();
-    for answer in client::answers(waiting).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
+    client::assert_all_ok(&client::answers(waiting).await);
     assert!(resumed.elapsed() < Duration::from_secs(8), "{:?}", resumed.elapsed());
     assert!(upstream.count() > before);
     for body in
@@ -641,11 +631,9 @@ async fn a_pause_is_a_warning_and_no_change_of_the_limits() {
         weir.wait_for_waiting(2).await;
     }
     fleet[0].tell_with("/api/limiters/api/pause", "{\"for\": \"2s\"}").await;
-    logged(&fleet[0], &["\"WARN\"", "\"paused by hand\""]).await;
-    logged(&fleet[1], &["\"WARN\"", "paused by hand through another replica"]).await;
-    for answer in client::answers(waiting).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
+    fleet[0].wait_for_log(&["\"WARN\"", "\"paused by hand\""]).await;
+    fleet[1].wait_for_log(&["\"WARN\"", "paused by hand through another replica"]).await;
+    client::assert_all_ok(&client::answers(waiting).await);
     for weir in &fleet {
         assert!(!weir.log().contains("limits changed"), "{}", weir.log());
     }

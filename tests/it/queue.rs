@@ -42,9 +42,7 @@ async fn a_client_that_leaves_takes_no_permit_with_it(store: &str) {
     let upstream = Upstream::start();
     let limiter = "{limits: [10/2s], queue: {timeout: 30s, max_waiting: 100}}";
     let weir = Weir::start(&one_limiter(store, limiter, &upstream)).await;
-    for answer in client::answers(weir.begin(10, "/first")).await {
-        assert_eq!(answer.status, 200);
-    }
+    client::assert_all_ok(&client::answers(weir.begin(10, "/first")).await);
     // In order of arrival: ten clients that stay, ten that leave, ten that stay.
     let mut staying = weir.begin(10, "/stays");
     weir.wait_for_waiting(10).await;
@@ -54,9 +52,7 @@ async fn a_client_that_leaves_takes_no_permit_with_it(store: &str) {
     weir.wait_for_waiting(30).await;
     drop(leaving);
 
-    for answer in client::answers(staying).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
+    client::assert_all_ok(&client::answers(staying).await);
     let targets = upstream.targets();
     assert_eq!(targets.len(), 30);
     assert!(
@@ -193,7 +189,5 @@ async fn a_slow_upstream_holds_up_nobody() {
     // All 400 requests are sent, though none is answered.
     upstream.wait_for(400, PATIENCE).await;
     gate.open();
-    for answer in client::answers(pending).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
+    client::assert_all_ok(&client::answers(pending).await);
 }

@@ -180,7 +180,7 @@ async fn a_change_that_needs_a_restart_leaves_the_rest_applied() {
     let moved = format!("store: {{redis: {{url: \"redis://127.0.0.1:1\"}}}}\n{}", marked("two", &upstream));
     weir.reload(&moved).await;
     assert_eq!(mark_now(&weir, &upstream).await, "two");
-    eventually("the log to say so", PATIENCE, async || weir.log().contains("restart")).await;
+    weir.wait_for_log(&["restart"]).await;
 }
 
 #[tokio::test]
@@ -273,9 +273,7 @@ async fn a_reload_does_not_disturb_the_queue_of_an_unchanged_limiter() {
         for rate in 2..=6 {
             weir.reload(&config(&format!("{rate}/1h"))).await;
         }
-        for answer in client::answers(pending).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers(pending).await);
         upstream.assert_within(10, SECOND);
         let used = occupancy(&upstream.instants(), 10, SECOND);
         assert!(used >= 0.9, "{:.1} % of the quota used", used * 100.0);

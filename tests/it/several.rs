@@ -61,9 +61,7 @@ async fn a_pause_of_one_limiter_leaves_no_void_permits_in_the_other() {
         let answer = fleet[0].tell_with("/api/limiters/paused/pause", "{\"for\": \"3s\"}").await;
         let paused = Instant::now();
         assert_eq!(answer.status, 200, "{}", answer.text());
-        for answer in client::answers(pending).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers(pending).await);
         let sent = upstream.instants();
         let resumed = sent.iter().find(|at| **at > paused + SECOND).expect("they were sent");
         println!(
@@ -93,9 +91,7 @@ async fn every_limiter_is_charged_at_the_slot_of_the_latest() {
         weir.wait_for_waiting(10).await;
         // The slow limiter leaves room in the quick one: five permits in each second.
         pending.extend(weir.begin(15, "/quick"));
-        for answer in client::answers(pending).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers(pending).await);
         upstream.assert_within(10, SECOND);
         let both: Vec<_> =
             upstream.seen().into_iter().filter(|seen| seen.target == "/both").map(|seen| seen.at).collect();
@@ -120,9 +116,7 @@ async fn a_costly_request_among_cheap_ones_is_served_in_its_turn() {
         weir.wait_for_waiting(21).await;
         pending.extend(weir.begin(15, "/after"));
         weir.wait_for_waiting(36).await;
-        for answer in client::answers(pending).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers(pending).await);
 
         let targets = upstream.targets();
         let place = targets.iter().position(|target| target == "/five").expect("it was served");

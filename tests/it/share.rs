@@ -62,9 +62,7 @@ async fn weights_hold_over_replicas_with_uneven_backlogs() {
         upstream.wait_for(500, 30 * SECOND).await;
         let first = forwarded(&upstream, 100, 500);
         assert!(first["a"].abs_diff(240) <= 12 && first["b"].abs_diff(80) <= 12, "{first:?}");
-        for answer in client::answers(pending).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers(pending).await);
         upstream.assert_within(100, SECOND);
     })
     .await;
@@ -109,9 +107,7 @@ async fn a_ceiling_leaves_the_rest_of_each_window_to_others() {
     let batch: Vec<Pending> = fleet.iter().flat_map(|weir| begin(weir, "etl", 60)).collect();
     upstream.wait_for(70, 10 * SECOND).await;
     // The window has room, and the batch none.
-    for answer in client::answers(begin(&fleet[0], "web", 30)).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
+    client::assert_all_ok(&client::answers(begin(&fleet[0], "web", 30)).await);
     assert_eq!(forwarded(&upstream, 0, upstream.count())["etl"], 70);
     drop(batch);
 }
@@ -137,9 +133,7 @@ async fn reloads_that_add_change_and_remove_a_share_lose_nobody() {
             upstream.wait_for(60 * (place + 1), 20 * SECOND).await;
             Weir::reload_all(&fleet, &config(share)).await;
         }
-        for answer in client::answers(pending).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers(pending).await);
         assert_eq!(upstream.count(), 400);
         upstream.assert_within(100, SECOND);
     })
@@ -153,9 +147,7 @@ async fn an_even_limit_takes_requests_of_several_permits() {
     let limiter = format!("{{limits: [{EVEN}], queue: {{timeout: 60s}}, share: {{by: header:x-caller}}}}");
     let routes = [("path: /", "limiter: api, cost: 10")];
     let weir = Weir::start(&configuration(&redis.store(), &[("api", &limiter)], &routes, &upstream)).await;
-    for answer in client::answers(begin(&weir, "a", 5)).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
+    client::assert_all_ok(&client::answers(begin(&weir, "a", 5)).await);
     // One each 100 ms.
     upstream.assert_within(3, SECOND / 5);
 }
@@ -170,9 +162,7 @@ async fn a_request_that_left_the_line_is_not_sent() {
     weir.wait_for_waiting(40).await;
     let before = forwarded(&upstream, 0, upstream.count()).get("leaves").copied().unwrap_or_default();
     drop(leaving);
-    for answer in client::answers(staying).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
+    client::assert_all_ok(&client::answers(staying).await);
     eventually("an empty queue", 10 * SECOND, async || weir.waiting().await == 0.0).await;
     let after = forwarded(&upstream, 0, upstream.count()).get("leaves").copied().unwrap_or_default();
     // Those whose slots had been dealt by then.
@@ -189,14 +179,10 @@ async fn a_caller_can_be_named_by_the_body() {
         let request = Request::post("/", format!(r#"{{"team": "{team}"}}"#).as_bytes());
         Pending::send(&weir.url(""), request.header("content-type", "application/json"))
     };
-    for answer in client::answers(vec![send("b"), send("c")]).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
+    client::assert_all_ok(&client::answers(vec![send("b"), send("c")]).await);
     let refused = client::answers(vec![send("b")]).await;
     assert_eq!((refused[0].status, refused[0].header("weir-class")), (429, Some("rest")));
-    for answer in client::answers(vec![send("a"), send("a")]).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
+    client::assert_all_ok(&client::answers(vec![send("a"), send("a")]).await);
 }
 
 #[tokio::test]
@@ -206,9 +192,7 @@ async fn a_class_has_its_own_queue_and_refusals() {
     let share = ", share: {by: header:x-caller, classes: [{name: first, of: [a]}, \
                  {name: rest, queue: {timeout: 500ms, max_waiting: 2}}]}";
     let weir = Weir::start(&shared("memory", "2/1h", share, &upstream)).await;
-    for answer in client::answers(begin(&weir, "a", 2)).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
+    client::assert_all_ok(&client::answers(begin(&weir, "a", 2)).await);
     let started = Instant::now();
     for answer in client::answers(begin(&weir, "b", 3)).await {
         assert_eq!((answer.status, answer.weir_error()), (429, Some("rate_limited")), "{}", answer.text());

@@ -69,9 +69,7 @@ async fn requests_in_flight_and_waiting_finish(store: &str, signal: Signal) {
     eventually("/readyz to say so", PATIENCE, async || weir.ask("/readyz").await.status == 503).await;
     assert_eq!(weir.ask("/healthz").await.status, 200);
 
-    for answer in client::answers(waiting).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
+    client::assert_all_ok(&client::answers(waiting).await);
     gate.open();
     for answer in client::answers(in_flight).await {
         assert_eq!((answer.status, answer.text().as_str()), (200, "upstream"));
@@ -174,13 +172,7 @@ async fn signals_to_open_logs_anew_are_ignored() {
     let busy = Busy::start().await;
     for (signal, name) in [(Signal::USR1, "SIGUSR1"), (Signal::USR2, "SIGUSR2")] {
         busy.weir.signal(signal);
-        eventually("its line", PATIENCE, async || {
-            busy.weir
-                .log()
-                .lines()
-                .any(|line| line.contains("logs go to standard error") && line.contains(name))
-        })
-        .await;
+        busy.weir.wait_for_log(&["logs go to standard error", name]).await;
     }
     busy.weir.sigterm();
     busy.ends_well().await;

@@ -93,9 +93,7 @@ async fn the_scripts_may_be_flushed_under_load() {
             let sent = pending.len();
             upstream.wait_for(sent.min(upstream.count() + 10), PATIENCE).await;
         }
-        for answer in client::answers(pending).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers(pending).await);
         assert_eq!(upstream.count(), 200, "none lost, none twice");
         upstream.assert_within(50, Duration::from_millis(500));
     })
@@ -234,9 +232,7 @@ async fn a_redis_that_goes_away_loses_no_request() {
         drop(redis);
         // Booked slots stay good; the policy decides on new requests.
         pending.extend(weir.begin(10, "/"));
-        for answer in client::answers(pending).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers(pending).await);
         assert_eq!(upstream.count(), 30);
         upstream.assert_within(10, Duration::from_secs(1));
     })
@@ -260,9 +256,7 @@ async fn the_documented_rights_are_enough_and_none_is_missed() {
         let mut pending: Vec<_> = fleet.iter().flat_map(|weir| weir.begin(30, "/")).collect();
         // Some clients leave, and the permits given back are announced.
         pending.truncate(50);
-        for answer in client::answers(pending).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers(pending).await);
         redis.command(fault).await;
     }
     assert_eq!(fleet[0].get("/").await.status, 200);

@@ -190,9 +190,7 @@ async fn requests_are_refused_by_what_others_turned_out_to_cost() {
         client::answers(vec![send()]).await;
     }
     // They take 6000 at first, of which ten at once and twenty within the wait would fit, and use a tenth of it.
-    for answer in client::answers((0..60).map(|_| send()).collect()).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
+    client::assert_all_ok(&client::answers((0..60).map(|_| send()).collect()).await);
 }
 
 #[tokio::test]
@@ -216,9 +214,7 @@ async fn replicas_keep_together_what_a_provider_counts() {
             let output = outputs[place % outputs.len()];
             Pending::send(&fleet[place % 3].url(""), asking_at(&format!("/{output}"), 1000))
         };
-        for answer in client::answers((0..160).map(send).collect()).await {
-            assert_eq!(answer.status, 200, "{}", answer.text());
-        }
+        client::assert_all_ok(&client::answers((0..160).map(send).collect()).await);
         let seen = upstream.seen();
         let used = |seen: &Seen| 60 + seen.target.trim_start_matches('/').parse::<u64>().unwrap_or_default();
         let within = |from: Instant, span: Duration| -> u64 {

@@ -161,9 +161,7 @@ async fn usage_that_nobody_asks_for_is_known_to_an_earlier_version_that_starts()
     let (redis, upstream) = (RedisServer::start().await, Upstream::start());
     let limiter = LIMITER.replace("40/2s", "40/1h");
     let weir = Weir::start(&one_limiter(&redis.store(), &limiter, &upstream)).await;
-    for answer in client::answers(weir.begin(30, "/")).await {
-        assert_eq!(answer.status, 200, "{}", answer.text());
-    }
+    client::assert_all_ok(&client::answers(weir.begin(30, "/")).await);
     let mut connection = redis::Client::open(redis.url()).unwrap().get_connection().unwrap();
     let (mut epoch, mut used) = (0, 0);
     eventually("the earlier version grants what is left", PATIENCE, async || {

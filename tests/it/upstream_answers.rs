@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::support::raw::{RawUpstream, exchange, in_time, read_head};
 use crate::support::weir::with_preamble;
-use crate::support::{PATIENCE, Request, Weir, client, eventually, lane, one_route};
+use crate::support::{Request, Weir, client, lane, one_route};
 
 /// Sends a request to an upstream that answers with these bytes, then another one on a new connection, which the
 /// upstream answers well. Returns the first response.
@@ -80,19 +80,11 @@ async fn the_log_says_why_a_response_broke_off() {
         connection.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf").await;
     })
     .await;
-    let directory = tempfile::TempDir::new().unwrap();
-    let path = directory.path().join("weir.yaml");
     let config = with_preamble(&one_route(&upstream.url())).replace("access: false", "access: true");
-    std::fs::write(&path, config).unwrap();
-    let weir = Weir::start_at(&path).await;
+    let weir = Weir::start_whole(&config).await;
     let read = exchange(&weir.host(), b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert!(read.ends_with("half"), "{read}");
-    eventually("its line", PATIENCE, async || {
-        let log = weir.log();
-        log.lines()
-            .any(|line| line.contains("failed") && line.contains("the response broke off: end of file"))
-    })
-    .await;
+    weir.wait_for_log(&["failed", "the response broke off: end of file"]).await;
 }
 
 /// A client must be able to see that the answer is only a part.

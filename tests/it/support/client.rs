@@ -326,6 +326,14 @@ pub(crate) async fn answers(pending: Vec<Pending>) -> Vec<Answer> {
     answers
 }
 
+/// Panics unless all requests went upstream and came back.
+#[track_caller]
+pub(crate) fn assert_all_ok(answers: &[Answer]) {
+    for answer in answers {
+        assert_eq!(answer.status, 200, "{:?} {}", answer.headers, answer.text());
+    }
+}
+
 /// Splits `http://host:port/target` into host with port, and target.
 fn split(url: &str) -> (&str, &str) {
     let rest = url.strip_prefix("http://").expect("the test client speaks plain HTTP");

@@ -13,6 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use super::client::{self, Answer, Connection, Pending};
@@ -48,11 +49,20 @@ impl Weir {
         Weir::start_in(config, &wall_clock::ahead(ahead)).await
     }
 
-    /// Starts weir with these environment variables.
+    /// Starts weir like [`Weir::start`], with these environment variables.
     pub(crate) async fn start_in(config: &str, environment: &[(&str, String)]) -> Weir {
+        Weir::start_written(&with_preamble(config), environment).await
+    }
+
+    /// Starts weir with a configuration that has a `listen` and an `admin` of its own, with the port 0.
+    pub(crate) async fn start_whole(config: &str) -> Weir {
+        Weir::start_written(config, &[]).await
+    }
+
+    async fn start_written(config: &str, environment: &[(&str, String)]) -> Weir {
         let directory = TempDir::with_prefix("weir-test").expect("a temporary directory");
         let path = directory.path().join("weir.yaml");
-        write_whole(&path, config);
+        fs::write(&path, config).expect("write the configuration");
         let mut weir = Weir::spawn(&path, environment).await;
         weir._directory = Some(directory);
         weir
@@ -164,7 +174,7 @@ impl Weir {
         assert_eq!(state.status, 200, "{}", state.text());
         let state = state.json();
         let limits = state["limits"].as_array().unwrap_or_else(|| panic!("limits in {state}"));
-        let available = |limit: &serde_json::Value| limit["available"].as_u64();
+        let available = |limit: &Value| limit["available"].as_u64();
         limits
             .iter()
             .map(|limit| available(limit).unwrap_or_else(|| panic!("available in {state}")))
@@ -311,6 +321,22 @@ impl Weir {
     pub(crate) fn log(&self) -> String {
         self.log.text()
     }
+
+    /// Returns the lines of the log so far that have this target.
+    pub(crate) fn log_of(&self, target: &str) -> Vec<Value> {
+        let lines = self.log.lock();
+        let lines = lines.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.filter(|line| line["target"] == target).collect()
+    }
+
+    /// Waits until one line of the log holds all of these words.
+    pub(crate) async fn wait_for_log(&self, words: &[&str]) {
+        let what = format!("a log line with {words:?}");
+        eventually(&what, PATIENCE, async || {
+            self.log.lock().iter().any(|line| words.iter().all(|word| line.contains(word)))
+        })
+        .await;
+    }
 }
 
 impl Drop for Weir {
@@ -363,14 +389,12 @@ impl Log {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a field of the first line with that message; tracing nests both under `fields` unless told to flatten.
+    /// Returns a field of the first line with that message.
     fn field_of(&self, message: &str, field: &str) -> Option<String> {
         let lines = self.lock();
         lines.iter().find_map(|line| {
-            let line: serde_json::Value = serde_json::from_str(line).ok()?;
-            let fields = line.get("fields").unwrap_or(&line);
-            let is_it = fields.get("message")?.as_str()? == message;
-            is_it.then(|| fields.get(field)?.as_str().map(ToOwned::to_owned))?
+            let line: Value = serde_json::from_str(line).ok()?;
+            (line["message"] == message).then(|| line[field].as_str().map(ToOwned::to_owned))?
         })
     }
 
