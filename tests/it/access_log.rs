@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::support::weir::with_preamble;
-use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, poll_for};
+use crate::support::{Upstream, Weir, eventually, lane, poll_for};
 
 fn config(upstream: &Upstream, format: &str) -> String {
     let routes = format!(
@@ -32,7 +32,7 @@ async fn every_request_is_logged_with_its_outcome_its_wait_and_the_reason() {
     drop(leaving);
     weir.wait_for_empty_queue().await;
 
-    let lines = poll_for("every line", PATIENCE, async || {
+    let lines = poll_for("every line", async || {
         let lines = weir.log_of("weir::access");
         (lines.len() == 5).then_some(lines)
     })
@@ -75,7 +75,7 @@ async fn the_access_log_becomes_text_with_a_reload() {
         assert_eq!(weir.get(target).await.status, status);
     }
     let line = async || weir.log().lines().find(|line| line.contains("/c")).map(ToOwned::to_owned);
-    let line = poll_for("the line", PATIENCE, line).await;
+    let line = poll_for("the line", line).await;
     assert!(serde_json::from_str::<Value>(&line).is_err());
     for part in [
         "weir::access",
@@ -89,10 +89,7 @@ async fn the_access_log_becomes_text_with_a_reload() {
         assert!(line.contains(part), "{part}: {line}");
     }
     assert!(!line.contains('\u{1b}'), "no colours outside a terminal: {line:?}");
-    eventually("no line without its request", PATIENCE, async || {
-        weir.log().matches("weir::access").count() == 3
-    })
-    .await;
+    eventually("no line without its request", async || weir.log().matches("weir::access").count() == 3).await;
 }
 
 #[tokio::test]
@@ -111,7 +108,7 @@ async fn a_malformed_body_is_not_logged_as_a_client_that_left() {
             assert_eq!(connection.answer().await.unwrap().weir_error(), Some("bad_request"));
         }
     }
-    let told = poll_for("both lines", PATIENCE, async || {
+    let told = poll_for("both lines", async || {
         let lines = weir.log_of("weir::access");
         let told: Vec<_> =
             lines.iter().map(|line| (line["status"].clone(), line["outcome"].clone())).collect();
@@ -131,7 +128,7 @@ async fn a_rule_names_failures_and_slow_requests_alone() {
     for (target, status) in [("/quick", 200), ("/slow", 200), ("/refused", 429), ("/down", 502)] {
         assert_eq!(weir.get(target).await.status, status, "{target}");
     }
-    let named = poll_for("both lines", PATIENCE, async || {
+    let named = poll_for("both lines", async || {
         let lines = weir.log_of("weir::access");
         let paths: Vec<_> = lines.iter().map(|line| line["path"].as_str().unwrap().to_owned()).collect();
         (paths.len() == 2).then_some(paths)

@@ -4,9 +4,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::support::measure::{fullest_bucket, fullest_window, occupancy};
-use crate::support::{RedisServer, Request, Upstream, Weir, client, lane, one_limiter};
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::support::{RedisServer, Request, SECOND, Upstream, Weir, client, lane, one_limiter};
 
 /// The time that a busy machine may add to the end of a backlog.
 const SLACK: Duration = Duration::from_millis(300);

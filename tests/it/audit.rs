@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{PATIENCE, Request, Upstream, Weir, client, lane, one_limiter, poll_for};
+use crate::support::{Request, Upstream, Weir, client, lane, one_limiter, poll_for};
 
 #[tokio::test]
 async fn each_action_by_hand_leaves_a_line_with_who_what_and_outcome() {
@@ -25,7 +25,7 @@ async fn each_action_by_hand_leaves_a_line_with_who_what_and_outcome() {
     assert_eq!(act("/api/limiters/api/pause", "{\"for\": \"1s\"}").await, 200);
     assert_eq!(act("/api/limiters/%20/resume?partition=s3cret", "").await, 404);
     assert_eq!(act("/api/reload", "").await, 200);
-    let lines = poll_for("a line for each", PATIENCE, async || {
+    let lines = poll_for("a line for each", async || {
         let lines = weir.log_of("weir::admin::audit");
         (lines.len() == 6).then_some(lines)
     })

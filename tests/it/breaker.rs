@@ -62,12 +62,12 @@ async fn an_upstream_that_is_down_is_left_alone_until_a_probe_reaches_it() {
     weir.wait_for_log(&["the breaker has opened"]).await;
 
     // A probe that fails has the error of its own, and opens it anew.
-    eventually("a probe is due", PATIENCE, async || end(&weir.get("/").await) == FAILED).await;
+    eventually("a probe is due", async || end(&weir.get("/").await) == FAILED).await;
     assert_eq!(end(&weir.get("/").await), REFUSED);
     assert_eq!(weir.available("api").await, [50]);
 
     let upstream = Upstream::start_at(port);
-    eventually("a probe gets through", PATIENCE, async || weir.get("/").await.status == 200).await;
+    eventually("a probe gets through", async || weir.get("/").await.status == 200).await;
     assert_eq!((state(&weir).await.as_str(), gauge(&weir).await), ("closed", 0.0));
     assert_eq!(weir.get("/").await.status, 200);
     assert_eq!((upstream.count(), granted(&weir).await), (2, 2.0));
@@ -86,19 +86,19 @@ async fn queued_requests_keep_their_order_while_the_upstream_restarts() {
     for number in 1..16 {
         asked.push(Pending::get(&weir.url(&format!("/{number}"))));
         let entered = async || weir.waiting().await as usize + upstream.count() > number;
-        eventually("it has a place in the queue", PATIENCE, entered).await;
+        eventually("it has a place in the queue", entered).await;
     }
     upstream.wait_for(3, PATIENCE).await;
     // So that nothing is on its way when the upstream ends.
     assert_eq!(weir.tell_with("/api/limiters/api/pause", "{\"for\": \"2s\"}").await.status, 200);
-    eventually("what was sent is answered", PATIENCE, async || {
+    eventually("what was sent is answered", async || {
         let answered = weir.metrics().await.sum("weir_requests_total", &[("outcome", "forwarded")]);
         answered == granted(&weir).await && answered == upstream.count() as f64
     })
     .await;
     let first = upstream.targets();
     drop(upstream);
-    eventually("the breaker opens", PATIENCE, async || gauge(&weir).await == 1.0).await;
+    eventually("the breaker opens", async || gauge(&weir).await == 1.0).await;
     // A request that comes now takes no place.
     assert_eq!(end(&weir.get("/late").await), REFUSED);
     let upstream = Upstream::start_at(port);
@@ -170,7 +170,7 @@ async fn one_probe_at_a_time_goes() {
     ))
     .await;
     assert_eq!(end(&weir.get("/").await), FAILED);
-    eventually("the first connection has ended", PATIENCE, async || open.load(Ordering::SeqCst) == 0).await;
+    eventually("the first connection has ended", async || open.load(Ordering::SeqCst) == 0).await;
     most.store(0, Ordering::SeqCst);
     let before = probes.load(Ordering::SeqCst);
     let mut refused = 0;

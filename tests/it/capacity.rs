@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Pending, RedisServer, Upstream, Weir, client, eventually, lane, open_files_max};
+use crate::support::{Pending, RedisServer, Upstream, Weir, client, eventually_within, lane, open_files_max};
 
 const WAITING: usize = 10_000;
 const BYTES_PER_WAITING_MAX: u64 = 12 * 1024;
@@ -36,7 +36,8 @@ async fn ten_thousand_wait_in_little_memory_and_drain() {
         let begun = Instant::now();
         let crowd = open_in_waves(&weir, WAITING).await;
         let there = format!("{WAITING} waiting, {:?} after the first", begun.elapsed());
-        eventually(&there, Duration::from_secs(10), async || weir.waiting().await >= WAITING as f64).await;
+        eventually_within(&there, Duration::from_secs(10), async || weir.waiting().await >= WAITING as f64)
+            .await;
         let grown = weir.rss_bytes().saturating_sub(before) / WAITING as u64;
 
         client::assert_all_ok(&client::answers(crowd).await);

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use crate::support::http2::{RST_STREAM, numbered};
 use crate::support::raw::{read_head, read_to_end};
 use crate::support::uploads::Uploads;
-use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, one_limiter, spent};
+use crate::support::{Upstream, Weir, eventually, lane, one_limiter, spent};
 
 /// The time in which weir must notice, and the delay that the machine may add.
 const NOTICED_IN: Duration = Duration::from_millis(1500);
@@ -31,7 +31,7 @@ pub(crate) async fn is_noticed(weir: &Weir, what: &str) {
 /// Waits until only `staying` requests wait.
 async fn are_noticed(weir: &Weir, what: &str, staying: f64) {
     let left = Instant::now();
-    eventually(what, PATIENCE, async || weir.waiting().await == staying).await;
+    eventually(what, async || weir.waiting().await == staying).await;
     assert!(left.elapsed() < NOTICED_IN, "{what}: noticed after {:?}", left.elapsed());
 }
 
@@ -217,7 +217,7 @@ async fn a_body_that_was_read_ahead_arrives_whole() {
             client.write_all(&upload(framing, &body)).await.unwrap();
             let expected = if matches!(framing, Framing::Pipelined) { 2 } else { 1 };
             assert!(read_head(&mut client).await.starts_with("HTTP/1.1 200 "), "{memory}, {framing:?}");
-            eventually("the whole bodies", PATIENCE, async || {
+            eventually("the whole bodies", async || {
                 let seen = upstream.seen();
                 let bodies = seen[before..].iter().filter(|seen| seen.body[..] == body[..]);
                 bodies.count() == expected

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::support::{Answer, PATIENCE, Request, Upstream, Weir, eventually, lane};
+use crate::support::{Answer, Request, Upstream, Weir, eventually, lane};
 
 /// Returns a configuration of two clients, with a route for each way to present a token.
 fn guarded(upstream: &Upstream) -> String {
@@ -147,7 +147,7 @@ async fn a_token_reaches_no_upstream_and_the_client_is_logged() {
         };
         weir.log_of("weir::access").iter().map(told).collect::<Vec<_>>()
     };
-    eventually("all requests in the log", PATIENCE, async || clients().await.len() == count).await;
+    eventually("all requests in the log", async || clients().await.len() == count).await;
     let billing = (200, Some("billing".to_owned()));
     let refused = [(403, Some("reports".to_owned())), (401, None)];
     let expected = [vec![billing.clone(); 7], refused.to_vec(), vec![billing]].concat();

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::support::weir::{run, run_with_input};
 use crate::support::{
-    PATIENCE, RedisServer, Upstream, Weir, client, configuration, eventually, lane, one_limiter, one_route,
+    RedisServer, Upstream, Weir, client, configuration, eventually, lane, one_limiter, one_route,
 };
 
 #[tokio::test]
@@ -20,7 +20,7 @@ async fn health_is_success_while_it_can_serve() {
     health.assert_code(0);
     assert_eq!(health.stdout.trim(), "ready");
     redis.command(&["CLIENT", "PAUSE", "60000", "ALL"]).await;
-    eventually("it rejects without its store", PATIENCE, async || {
+    eventually("it rejects without its store", async || {
         weir.get("/").await;
         weir.ask("/readyz").await.status == 503
     })

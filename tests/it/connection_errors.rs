@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use crate::support::certificates::{Authority, localhost};
 use crate::support::http2::{Event, GOAWAY, Http2, PING, PREFACE, frame};
 use crate::support::raw::{exchange, in_time};
-use crate::support::{PATIENCE, Request, TlsClient, Upstream, Weir, eventually, lane, one_route, spent};
+use crate::support::{Request, TlsClient, Upstream, Weir, eventually, lane, one_route, spent};
 
 const MALFORMED: &[u8] = b"GET / HTTP/1.1\r\nno colon\r\n\r\n";
 /// The first bytes of a TLS 1.2 record with a ClientHello.
@@ -32,7 +32,7 @@ async fn counts(weir: &Weir, expected: &[(&str, u64)]) {
     let expected: BTreeMap<String, u64> =
         expected.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect();
     let what = format!("the counts {expected:?}");
-    eventually(&what, PATIENCE, async || counted(weir).await == expected).await;
+    eventually(&what, async || counted(weir).await == expected).await;
 }
 
 /// The files of a weir that speaks TLS.
@@ -92,7 +92,7 @@ async fn heads_that_weir_cannot_take_are_counted() {
     counts(&weir, &[("malformed_head", 3), ("head_too_large", 2), ("other_protocol", 1)]).await;
     // A request that weir itself refuses is counted as one.
     assert!(exchange(&weir.host(), b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n").await.contains("400"));
-    eventually("both requests", PATIENCE, async || {
+    eventually("both requests", async || {
         let requests = async |code| weir.metrics().await.sum("weir_requests_total", &[("code", code)]);
         (requests("200").await, requests("400").await) == (1.0, 1.0)
     })
@@ -169,7 +169,7 @@ async fn heads_and_handshakes_that_take_too_long_are_counted() {
 
 /// Waits until weir has no more tasks than before: the connections of clients have ended.
 async fn all_ended(weir: &Weir, tasks_before: f64) {
-    eventually("the end of the connections", PATIENCE, async || tasks(weir).await <= tasks_before).await;
+    eventually("the end of the connections", async || tasks(weir).await <= tasks_before).await;
 }
 
 /// Sends bytes and leaves, by a close or by a reset.

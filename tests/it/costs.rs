@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{PATIENCE, RedisServer, Reply, Request, Upstream, Weir, client, eventually, lane};
+use crate::support::{RedisServer, Reply, Request, Upstream, Weir, client, eventually, lane};
 
 /// Returns a configuration in which a request is one of `requests`, and takes as many of `tokens` as its header says.
 fn config(store: &str, requests: &str, tokens: &str, more: &str, url: &str) -> String {
@@ -24,7 +24,7 @@ async fn each_limiter_takes_its_own_cost_or_none_does() {
     for store in ["memory".to_owned(), redis.store()] {
         let weir = Weir::start(&config(&store, "10/1h", "1000/1h", "", &upstream.url())).await;
         let left = async |requests: u64, tokens: u64| {
-            eventually(&format!("{requests} and {tokens} are left of {store}"), PATIENCE, async || {
+            eventually(&format!("{requests} and {tokens} are left of {store}"), async || {
                 weir.available("requests").await == [requests] && weir.available("tokens").await == [tokens]
             })
             .await;
@@ -99,7 +99,7 @@ async fn a_replica_without_the_store_goes_by_its_share_of_each() {
     let send = async |tokens| client::send(&weir.url("/"), costing(tokens)).await.unwrap();
     assert_eq!(send(100).await.status, 200);
     redis.freeze(true);
-    eventually("it serves without the store", PATIENCE, async || send(600).await.status == 200).await;
+    eventually("it serves without the store", async || send(600).await.status == 200).await;
     let refused = send(600).await;
     assert_eq!((refused.status, refused.json()["limiter"].as_str()), (429, Some("tokens")));
     assert_eq!(send(300).await.status, 200);

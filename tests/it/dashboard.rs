@@ -7,7 +7,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::{
-    PATIENCE, Reply, Request, Upstream, Weir, configuration, eventually, lane, one_limiter, poll_for,
+    PATIENCE, Reply, Request, Upstream, Weir, configuration, eventually, eventually_within, lane,
+    one_limiter, poll_for_within,
 };
 
 /// The stream of events that a page receives.
@@ -61,7 +62,7 @@ async fn a_page_gets_the_last_hour_and_then_the_state() {
     let weir = Weir::start(&one_limiter("memory", limiter, &upstream)).await;
     assert_eq!(weir.get("/").await.status, 200);
     // weir samples the fleet's figures every five seconds.
-    eventually("it has been sampled", PATIENCE, async || {
+    eventually("it has been sampled", async || {
         let history = Events::open(&weir, "").await.next("history").await;
         let granted = history["limiters"]["api"]["granted"].as_array().cloned().unwrap_or_default();
         assert!(history["at"].as_array().unwrap().len() >= granted.len());
@@ -127,7 +128,7 @@ async fn the_number_of_open_pages_is_bounded_and_all_end_with_weir() {
     assert_eq!(weir.ask("/api/events").await.status, 503);
     assert_eq!(weir.ask("/readyz").await.status, 200);
     drop(pages.pop());
-    eventually("there is room for another", PATIENCE, async || {
+    eventually("there is room for another", async || {
         let mut events = Events::open(&weir, "").await;
         events.until("\r\n").await;
         events.text.starts_with("HTTP/1.1 200")
@@ -182,7 +183,7 @@ async fn a_page_that_is_open_costs_little() {
                     assert_eq!(shown.len(), LIMITERS);
                     assert!(shown.iter().all(|limiter| limiter["waiting"] == WAITING));
                 },
-                None => eventually("the time has passed", WATCHED + PATIENCE, async || began.elapsed() >= WATCHED).await,
+                None => eventually_within("the time has passed", WATCHED + PATIENCE, async || began.elapsed() >= WATCHED).await,
             }
             (weir.cpu_time() - before).as_secs_f64() / began.elapsed().as_secs_f64()
         };
@@ -234,7 +235,7 @@ async fn the_page_shows_the_figures_of_the_api_and_of_the_metrics() {
     let _waiting = weir.begin(2, "/");
     weir.wait_for_waiting(2).await;
     assert_eq!(weir.get("/").await.status, 429);
-    let figures = poll_for("all of them still, and alike", 2 * PATIENCE, async || {
+    let figures = poll_for_within("all of them still, and alike", 2 * PATIENCE, async || {
         let state = Events::open(&weir, "").await.next("state").await;
         let history = Events::open(&weir, "").await.next("history").await;
         let (api, metrics) = (weir.ask("/api/limiters").await.json(), weir.metrics().await);

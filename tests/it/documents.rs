@@ -8,7 +8,7 @@ use regex::Regex;
 use tempfile::TempDir;
 
 use crate::support::weir::{check_strictly, run};
-use crate::support::{PATIENCE, Reply, Upstream, Weir, client, closed_port, eventually, lane, one_limiter};
+use crate::support::{Reply, Upstream, Weir, client, closed_port, eventually, lane, one_limiter};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -65,7 +65,7 @@ async fn the_documented_metrics_are_the_exported_ones() {
         assert_eq!(weir.get("/").await.status, status);
     }
     // They are reckoned every few seconds.
-    eventually("a forecast, and a comparison", PATIENCE, async || {
+    eventually("a forecast, and a comparison", async || {
         let metrics = weir.metrics().await;
         ["weir_limiter_exhausted_in_seconds", "weir_limiter_upstream_apart_permits"]
             .iter()
@@ -243,7 +243,7 @@ async fn the_stand_in_for_an_api_answers_every_method() {
     provider.arg(port.to_string()).stderr(std::process::Stdio::null()).kill_on_drop(true);
     let _provider = provider.spawn().expect("it starts");
     let url = format!("http://127.0.0.1:{port}/");
-    eventually("it answers", PATIENCE, async || client::get(&url).await.is_ok()).await;
+    eventually("it answers", async || client::get(&url).await.is_ok()).await;
     for method in ["POST", "PUT", "PATCH", "DELETE"] {
         let request = client::Request::post("/", b"a body").method(method);
         assert_eq!(client::send(&url, request).await.expect("an answer").status, 200, "{method}");

@@ -9,7 +9,7 @@ use crate::support::load::Load;
 use crate::support::measure::occupancy;
 use crate::support::{
     Cluster, PATIENCE, RedisServer, Request, Sentinel, Upstream, Weir, client, configuration, eventually,
-    lane, one_limiter,
+    eventually_within, lane, one_limiter,
 };
 
 const WINDOW: Duration = Duration::from_secs(2);
@@ -35,7 +35,7 @@ impl Fleet {
         );
         let replicas = Weir::fleet(3, &one_limiter(&store, &limiter, &upstream)).await;
         for weir in &replicas {
-            eventually("each knows of all", PATIENCE, async || {
+            eventually("each knows of all", async || {
                 weir.ask("/api/replicas").await.json()["replicas"].as_array().map_or(0, Vec::len) == 3
             })
             .await;
@@ -54,14 +54,16 @@ impl Fleet {
     /// Waits until all replicas use the store again. A limiter that rejects sends nothing upstream before.
     async fn recovers(&self, found: Instant) {
         let before = self.upstream.count();
-        eventually("the new primary grants", RECOVERY.saturating_sub(found.elapsed()), async || {
+        eventually_within("the new primary grants", RECOVERY.saturating_sub(found.elapsed()), async || {
             self.upstream.count() > before + LIMIT / 2
         })
         .await;
         for weir in &self.replicas {
             let left = RECOVERY.saturating_sub(found.elapsed());
-            eventually("each is back", left, async || weir.metrics().await.sum("weir_store_up", &[]) == 1.0)
-                .await;
+            eventually_within("each is back", left, async || {
+                weir.metrics().await.sum("weir_store_up", &[]) == 1.0
+            })
+            .await;
         }
         println!("back after {:?}", found.elapsed());
     }
@@ -147,7 +149,7 @@ async fn a_booking_that_no_replica_confirms_is_not_used() {
     let first = weir.get("/").await;
     assert_eq!(first.status, 200, "{}", first.text());
     sentinel.freeze_replica(true).await;
-    eventually("nothing is granted", PATIENCE, async || {
+    eventually("nothing is granted", async || {
         let refused = weir.get("/").await;
         (refused.status, refused.weir_error()) == (503, Some("store_unavailable"))
     })
@@ -156,7 +158,7 @@ async fn a_booking_that_no_replica_confirms_is_not_used() {
     let refused = weir.get("/").await;
     assert_eq!(refused.status, 503, "{}", refused.text());
     sentinel.freeze_replica(false).await;
-    eventually("it goes on", PATIENCE, async || weir.get("/").await.status == 200).await;
+    eventually("it goes on", async || weir.get("/").await.status == 200).await;
     // Unused permits were given back.
     let mut answers = Vec::new();
     for _ in passed..6 {
@@ -220,8 +222,7 @@ async fn confirmed_calls_go_to_the_new_primary_while_others_wait_for_the_frozen_
         let fleet = Fleet::start(&store, "reject").await;
         sentinel.freeze_primary(true).await;
         let after = sentinel.wait_for_primary_other_than(before).await;
-        eventually("a replica of the new primary", PATIENCE, async || sentinel.replicas_of(after).await > 0)
-            .await;
+        eventually("a replica of the new primary", async || sentinel.replicas_of(after).await > 0).await;
         fleet.recovers(Instant::now()).await;
         sentinel.freeze_primary(false).await;
         fleet.judge().await;
@@ -283,7 +284,7 @@ async fn a_frozen_primary_takes_no_confirmed_calls_of_other_groups_along() {
         let routes = [("path: /api", "limiter: api"), ("path: /other", at_other.as_str())];
         let weir = Weir::start(&configuration(&store, &limiters, &routes, &upstream)).await;
         for path in ["/api", "/other"] {
-            eventually("it is open", PATIENCE, async || weir.get(path).await.status == 200).await;
+            eventually("it is open", async || weir.get(path).await.status == 200).await;
         }
         cluster.freeze_primary_of(KEY).await;
         let refused = weir.begin(4, "/api");
@@ -291,7 +292,7 @@ async fn a_frozen_primary_takes_no_confirmed_calls_of_other_groups_along() {
             assert_eq!(answer.status, 503, "{}", answer.text());
             assert_eq!(weir.get("/other").await.status, 200);
         }
-        eventually("its circuit opens", PATIENCE, async || {
+        eventually("its circuit opens", async || {
             assert_eq!(weir.get("/other").await.status, 200);
             weir.log().contains("the store is away")
         })
@@ -346,8 +347,7 @@ async fn fifty_limiters_are_spread_over_a_cluster() {
     // Slots that have moved are found at their new node, with the permits used there; the Cluster settles first.
     for index in 0..LIMITERS {
         let target = format!("/r{index}");
-        eventually("a third one is granted", PATIENCE, async || fleet[0].get(&target).await.status == 200)
-            .await;
+        eventually("a third one is granted", async || fleet[0].get(&target).await.status == 200).await;
     }
     ask(3, 429).await;
     assert_eq!(upstream.count(), 3 * LIMITERS);

@@ -8,7 +8,8 @@ use crate::support::load::Load;
 use crate::support::measure::occupancy;
 use crate::support::wall_clock::SteppedClock;
 use crate::support::{
-    PATIENCE, RedisOptions, RedisServer, Request, Upstream, Weir, eventually, lane, one_limiter,
+    PATIENCE, RedisOptions, RedisServer, Request, Upstream, Weir, eventually, eventually_within, lane,
+    one_limiter,
 };
 
 const WINDOW: Duration = Duration::from_secs(2);
@@ -58,7 +59,7 @@ async fn nothing_goes_over(policy: &str, faults: &[Fault]) {
                     clock.set_ahead_ms(*ahead_ms);
                     let before = upstream.count();
                     // One window, and the time in which replicas write back; the machine may be slow.
-                    eventually("every client is served", WINDOW + Duration::from_secs(2), async || {
+                    eventually_within("every client is served", WINDOW + Duration::from_secs(2), async || {
                         upstream.count() >= before + LIMIT
                     })
                     .await;
@@ -162,11 +163,11 @@ async fn a_reset_limiter_stays_reset() {
         weir.wait_for_log(&["reset: "]).await;
     }
     redis.command(&["FLUSHALL"]).await;
-    eventually("Redis has begun anew", PATIENCE, async || fleet[2].get("/").await.status == 200).await;
+    eventually("Redis has begun anew", async || fleet[2].get("/").await.status == 200).await;
     assert_eq!(statuses(&fleet[0], 6).await, [200, 200, 200, 200, 200, 429]);
     // Usage since the reset is kept.
     redis.command(&["FLUSHALL"]).await;
-    eventually("it is written back", PATIENCE, async || {
+    eventually("it is written back", async || {
         fleet[1].get("/").await;
         fleet[1].available("api").await == [0]
     })
@@ -188,7 +189,7 @@ async fn a_replica_that_comes_alone_waits_for_nobody() {
     drop(first);
     // A restarted weir finds the old epoch and the earlier usage.
     let second = Weir::start(&config).await;
-    eventually("its permit is free again", PATIENCE, async || second.get("/").await.status == 200).await;
+    eventually("its permit is free again", async || second.get("/").await.status == 200).await;
     let expiry: i64 = redis::from_redis_value(redis.command(&["PTTL", "weir:v2:epoch"]).await).unwrap();
     assert!((10_000..=30_000).contains(&expiry), "{expiry}");
 }
@@ -211,7 +212,7 @@ async fn every_partition_is_written_back() {
     let foreign = keys.iter().find(|key| key.contains(":limiter:")).expect("a limiter's key");
     let flush = "redis.call('FLUSHALL') redis.call('SET', KEYS[1], 'something else')";
     redis.command(&["EVAL", flush, "1", foreign]).await;
-    eventually("Redis has heard of all again", PATIENCE, async || redis.size().await >= TENANTS as u64).await;
+    eventually("Redis has heard of all again", async || redis.size().await >= TENANTS as u64).await;
     let mut unavailable = 0;
     for index in 0..TENANTS {
         match client.ask(&tenant(index)).await.status {
@@ -263,7 +264,7 @@ async fn a_share_of_an_hour_is_granted_where_calls_take_a_second_to_fail() {
     upstream.wait_for(30, PATIENCE).await;
     redis.freeze(true);
     for weir in &fleet {
-        eventually("its share is granted", PATIENCE, async || {
+        eventually("its share is granted", async || {
             weir.metrics().await.sum("weir_permits_total", &[("result", "local")]) >= 4.0
         })
         .await;

@@ -5,10 +5,8 @@ use std::time::{Duration, Instant};
 use crate::support::load::{at_once, burst, services};
 use crate::support::measure::{jain, occupancy, pairs_out_of_order};
 use crate::support::{
-    Answer, Load, PATIENCE, Pending, RedisServer, Request, Upstream, Weir, client, lane, one_limiter,
+    Answer, Load, PATIENCE, Pending, RedisServer, Request, SECOND, Upstream, Weir, client, lane, one_limiter,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Returns the number of script calls that no request caused.
 async fn others_than_reserve(fleet: &[Weir]) -> u64 {

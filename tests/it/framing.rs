@@ -100,7 +100,7 @@ async fn a_body_that_becomes_malformed_breaks_off_upstream() {
         .write_all(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
         .await
         .unwrap();
-    eventually("the head is upstream", PATIENCE, async || !upstream.heads().is_empty()).await;
+    eventually("the head is upstream", async || !upstream.heads().is_empty()).await;
     client.write_all(b"zz\r\nb\r\n0\r\n\r\n").await.unwrap();
     let body = tokio::time::timeout(PATIENCE, ended.recv()).await.unwrap().unwrap();
     assert!(!body.contains("0\r\n\r\n"), "{body:?}");
@@ -191,10 +191,8 @@ async fn a_repeated_length_goes_upstream_once() {
     let length = literal("content-length", "2");
     client.send(&frame(HEADERS, END_HEADERS, 1, &[request(POST), length.clone(), length].concat())).await;
     client.send(&frame(DATA, END_STREAM, 1, b"ok")).await;
-    eventually("the body", PATIENCE, async || {
-        upstream.seen().get(1).is_some_and(|seen| seen.body[..] == b"ok"[..])
-    })
-    .await;
+    eventually("the body", async || upstream.seen().get(1).is_some_and(|seen| seen.body[..] == b"ok"[..]))
+        .await;
     assert_eq!(upstream.count(), 2);
     for seen in upstream.seen() {
         let lengths = seen.headers.get_all("content-length").iter();

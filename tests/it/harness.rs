@@ -174,7 +174,7 @@ async fn redis_speaks_tls() {
     let ca = std::fs::read(redis.ca().unwrap()).unwrap();
     let certificates = redis::TlsCertificates { client_tls: None, root_cert: Some(ca) };
     let client = redis::Client::build_with_tls(redis.url(), certificates).unwrap();
-    eventually("an answer over TLS", PATIENCE, async || {
+    eventually("an answer over TLS", async || {
         let Ok(mut connection) = client.get_multiplexed_async_connection().await else { return false };
         redis::cmd("PING").query_async::<String>(&mut connection).await.is_ok()
     })
@@ -198,7 +198,7 @@ async fn a_process_that_waits_for_a_processor_is_noticed() {
         let mut waits = ProcessorWaits::default();
         assert_eq!(waits.longest_since(), Duration::ZERO, "nothing runs yet");
         let _busy: Vec<Busy> = (0..2 * cores + 1).map(busy).collect();
-        eventually("one has waited", PATIENCE, async || {
+        eventually("one has waited", async || {
             tokio::time::sleep(Duration::from_millis(50)).await;
             waits.longest_since() >= lane::STALL
         })

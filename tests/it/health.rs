@@ -6,7 +6,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use crate::support::raw::exchange;
-use crate::support::{Request, Upstream, Weir, client, lane, one_route, open_files_max};
+use crate::support::{Request, Upstream, Weir, client, eventually, lane, one_route, open_files_max};
 
 /// Far more than an answer takes, and less than any timeout of a connection.
 const AT_ONCE: Duration = Duration::from_secs(1);
@@ -78,10 +78,8 @@ async fn clients_leave_descriptors_for_probes_and_upstreams() {
     assert_eq!(first.ask(&Request::get("/")).await.status, 200);
     drop(idle);
     let url = weir.url("/again");
-    crate::support::eventually("a new client", crate::support::PATIENCE, async || {
-        client::get(&url).await.is_ok_and(|answer| answer.status == 200)
-    })
-    .await;
+    eventually("a new client", async || client::get(&url).await.is_ok_and(|answer| answer.status == 200))
+        .await;
     // With none at all, a connection of the admin listener makes room, or the spare descriptor does.
     weir.limit_open_files(before);
     is_answered(&weir, "no descriptor").await;

@@ -58,7 +58,7 @@ async fn streams_that_are_reset_at_once_take_no_permit() {
         flood(&mut stream, resets).await;
         assert!(ends(&mut stream).await, "it goes on for ever");
     }
-    eventually("no request is left waiting", PATIENCE, async || weir.waiting().await == 0.0).await;
+    eventually("no request is left waiting", async || weir.waiting().await == 0.0).await;
     // The permits of requests that were not sent upstream are still available.
     let sent = upstream.count();
     assert!(sent <= 5, "{sent} of 5 permits");

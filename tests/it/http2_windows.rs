@@ -5,7 +5,7 @@ use crate::support::http2::{
     request,
 };
 use crate::support::uploads::Uploads;
-use crate::support::{PATIENCE, Upstream, Weir, eventually, lane, one_limiter, one_route};
+use crate::support::{Upstream, Weir, eventually, lane, one_limiter, one_route};
 
 /// The bytes that arrive of a waiting request with a `body_memory` of 64 MiB.
 const WINDOW: usize = 4096;
@@ -89,5 +89,5 @@ async fn a_short_body_arrives_however_it_is_padded() {
         uploads.connection.send(&frame(DATA, flags, 1, &padded)).await;
     }
     uploads.finish().await;
-    eventually("the body", PATIENCE, async || upstream.seen()[0].body[..] == [b'x'; 24]).await;
+    eventually("the body", async || upstream.seen()[0].body[..] == [b'x'; 24]).await;
 }

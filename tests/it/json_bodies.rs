@@ -279,7 +279,7 @@ async fn bodies_are_held_within_their_memory() {
     let waiting: Vec<_> =
         (0..400).map(|_| client::Pending::send(&url, Request::post("/models", body.as_bytes()))).collect();
     // Which of them wait is not known: the others are refused at once.
-    eventually("all others are refused", PATIENCE, async || {
+    eventually("all others are refused", async || {
         let metrics = weir.metrics().await;
         metrics.sum("weir_requests_total", &[("code", "429")]) >= 336.0
     })

@@ -1,12 +1,10 @@
 //! Clients that give up: the remaining ones are all served, and the quota is used to the last permit.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::support::load::burst;
 use crate::support::measure::occupancy;
-use crate::support::{PATIENCE, Pending, RedisServer, Upstream, Weir, client, lane, one_limiter};
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::support::{PATIENCE, Pending, RedisServer, SECOND, Upstream, Weir, client, lane, one_limiter};
 
 /// The number of clients that wait on three replicas when a third of them leaves.
 const WAITING: usize = 450;

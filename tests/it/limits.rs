@@ -3,9 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::measure::occupancy;
-use crate::support::{PATIENCE, RedisServer, Upstream, Weir, lane, one_limiter};
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::support::{PATIENCE, RedisServer, SECOND, Upstream, Weir, lane, one_limiter};
 
 /// The delay that the machine may add to an instant for which weir promised a permit.
 const SLACK: Duration = Duration::from_millis(300);

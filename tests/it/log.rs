@@ -55,7 +55,7 @@ async fn dropped_lines_are_counted_and_named_when_the_log_is_read_again() {
     weir.read_log_again();
     weir.wait_for_log(&[&format!("\"lines\":{dropped}")]).await;
     send(&weir, 8, "/again").await;
-    eventually("later lines", PATIENCE, async || weir.log().matches("\"/again\"").count() == 8).await;
+    eventually("later lines", async || weir.log().matches("\"/again\"").count() == 8).await;
 }
 
 #[tokio::test]
@@ -66,7 +66,7 @@ async fn everything_that_was_logged_before_the_end_is_written() {
     send(&weir, 1600, "/counted").await;
     weir.sigterm();
     assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(0));
-    eventually("every line", PATIENCE, async || weir.log().matches("\"/counted\"").count() == 1600).await;
+    eventually("every line", async || weir.log().matches("\"/counted\"").count() == 1600).await;
 }
 
 /// Such a client gets a bare 400, and there is no line in the access log.
@@ -92,7 +92,7 @@ async fn a_full_disk_stops_nothing() {
     let mut weir = Weir::start_logging_to(full, &one_route(&upstream.url())).await;
     send(&weir, 80, "/").await;
     assert_eq!(weir.ask("/healthz").await.status, 200);
-    eventually("dropped lines", PATIENCE, async || {
+    eventually("dropped lines", async || {
         weir.metrics().await.sum("weir_log_lines_dropped_total", &[]) >= 80.0
     })
     .await;

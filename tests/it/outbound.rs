@@ -12,9 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::support::certificates::{Authority, Signed, dns};
 use crate::support::outbound_proxy::{Manner, OutboundProxy};
 use crate::support::tls_upstream::TlsUpstream;
-use crate::support::{
-    Answer, PATIENCE, Request, Upstream, Weir, client, closed_port, eventually, lane, replace_file,
-};
+use crate::support::{Answer, Request, Upstream, Weir, client, closed_port, eventually, lane, replace_file};
 
 /// A time far longer than immediate work takes on a busy machine, and far shorter than any default timeout.
 const SOON: Duration = Duration::from_secs(3);
@@ -263,7 +261,7 @@ async fn rotated_client_certificates_are_followed() {
     assert!(secure.has_seen_last(&first));
 
     identity.rotate(&second);
-    eventually("the second certificate", PATIENCE, async || {
+    eventually("the second certificate", async || {
         assert_eq!(weir.get("/all").await.status, 200);
         secure.has_seen_last(&second)
     })
@@ -273,13 +271,13 @@ async fn rotated_client_certificates_are_followed() {
     for broken in ["what?\n", &third.certificate] {
         let before = weir.reloads("error").await;
         replace_file(&identity.directory.path().join("weir.crt"), broken);
-        eventually("a counted failure", PATIENCE, async || weir.reloads("error").await > before).await;
+        eventually("a counted failure", async || weir.reloads("error").await > before).await;
         assert_eq!(weir.get("/all").await.status, 200);
         assert!(secure.has_seen_last(&second));
     }
     weir.wait_for_log(&["is not the key of the certificate"]).await;
     identity.rotate(&third);
-    eventually("the third certificate", PATIENCE, async || {
+    eventually("the third certificate", async || {
         assert_eq!(weir.get("/all").await.status, 200);
         secure.has_seen_last(&third)
     })
@@ -287,10 +285,8 @@ async fn rotated_client_certificates_are_followed() {
 
     // The trusted authority is rotated too: the upstream's authority is no longer trusted.
     Authority::new().write_to(&ca);
-    eventually("the new authority", PATIENCE, async || {
-        weir.get("/all").await.weir_error() == Some("upstream_connect")
-    })
-    .await;
+    eventually("the new authority", async || weir.get("/all").await.weir_error() == Some("upstream_connect"))
+        .await;
 }
 
 #[tokio::test]
@@ -381,7 +377,7 @@ async fn each_timeout_has_its_code_and_its_count() {
     assert!(took >= Duration::from_millis(900) && took < 3 * SOON, "{took:?}");
     for (route, code) in [("connect", "502"), ("head", "504"), ("body", "200")] {
         let what = format!("the count of {route}");
-        eventually(&what, PATIENCE, async || counted(&weir, route, code, "failed").await == 1.0).await;
+        eventually(&what, async || counted(&weir, route, code, "failed").await == 1.0).await;
     }
     let told = "took longer than connect_timeout, and had come to the lookup and the TCP connection";
     weir.wait_for_log(&[told]).await;

@@ -8,11 +8,9 @@ use tempfile::TempDir;
 
 use crate::support::weir::run;
 use crate::support::{
-    Answer, PATIENCE, Pending, RedisServer, Request, Upstream, Weir, client, configuration, eventually, lane,
-    replace_file,
+    Answer, PATIENCE, Pending, RedisServer, Request, SECOND, Upstream, Weir, client, configuration,
+    eventually, lane, replace_file,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// A configuration of one limiter, `tenants`, by the header `x-tenant`.
 fn by_tenant(store: &str, limits: &str, overrides: &str, rest: &str, upstream: &Upstream) -> String {
@@ -40,7 +38,7 @@ async fn passed(fleet: &[Weir], tenant: &str, count: usize) -> usize {
 /// Asserts that this many further requests of a tenant are forwarded, and no more. The limits of before are in force for a lease.
 async fn passes(fleet: &[Weir], tenant: &str, expected: usize) {
     let (mut count, what) = (0, format!("{expected} further requests of {tenant}"));
-    eventually(&what, PATIENCE, async || {
+    eventually(&what, async || {
         count += passed(fleet, tenant, fleet.len()).await;
         count >= expected
     })
@@ -75,7 +73,7 @@ impl Plans {
 /// Waits until the limits of a tenant are these.
 async fn follows(weir: &Weir, tenant: &str, limits: &[&str]) {
     let what = format!("{limits:?} for {tenant}");
-    eventually(&what, PATIENCE, async || shown_limits(weir, tenant).await == limits).await;
+    eventually(&what, async || shown_limits(weir, tenant).await == limits).await;
 }
 
 async fn shown_limits(weir: &Weir, tenant: &str) -> Vec<String> {
@@ -233,7 +231,7 @@ async fn a_file_is_followed_and_a_broken_one_changes_nothing() {
 
     let before = fleet[0].reloads("error").await;
     plans.replace("a: [9/1h]\nb: [0/1h]\n");
-    eventually("a counted failure", PATIENCE, async || fleet[0].reloads("error").await > before).await;
+    eventually("a counted failure", async || fleet[0].reloads("error").await > before).await;
     assert_eq!(fleet[0].metrics().await.sum("weir_config_last_reload_successful", &[]), 0.0);
     let place = "plans.yaml:2:5: b[0]: the rate must be from 1";
     fleet[0].wait_for_log(&[place]).await;

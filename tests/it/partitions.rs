@@ -7,10 +7,9 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::support::raw::exchange;
 use crate::support::weir::run;
 use crate::support::{
-    Connection, RedisServer, Request, Upstream, Weir, configuration, eventually, lane, poll_for,
+    Connection, RedisServer, Request, SECOND, Upstream, Weir, configuration, eventually_within, lane,
+    poll_for_within,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// The number of connections that touch partitions at once.
 const CONNECTIONS: usize = 64;
@@ -43,7 +42,7 @@ async fn touch(weir: &Weir, path: &str, count: usize) {
 /// Waits until Redis holds no key; returns the time that took.
 async fn until_forgotten(redis: &RedisServer, deadline: Duration) -> Duration {
     let begun = Instant::now();
-    eventually("Redis has forgotten all partitions", deadline, async || redis.size().await == 0).await;
+    eventually_within("Redis has forgotten all partitions", deadline, async || redis.size().await == 0).await;
     begun.elapsed()
 }
 
@@ -80,7 +79,7 @@ async fn partitions_touched_once(count: usize, per: Duration) {
         peak / 1024
     );
     assert!(each <= BYTES_EACH_MAX, "{each} bytes for each partition");
-    let settled = poll_for("weir's memory to return to within 20 %", Duration::from_secs(15), async || {
+    let settled = poll_for_within("weir's memory to return to within 20 %", Duration::from_secs(15), async || {
         Some(weir.rss_bytes()).filter(|now| *now <= rss + rss / 5)
     })
     .await;
@@ -152,7 +151,7 @@ async fn a_partition_is_named_by_hand_as_in_requests() {
         assert!(paused.stdout.contains(shown), "{}", paused.stdout);
         assert_eq!(status(path).await, "429", "{limiter}");
         act(&[&["resume", limiter][..], &values].concat()).await.assert_code(0);
-        eventually("it is resumed", SECOND * 5, async || status(path).await == "200").await;
+        eventually_within("it is resumed", SECOND * 5, async || status(path).await == "200").await;
     }
     // The words are those of the command line, and no weir is asked.
     let refused = run(&["pause", "host", "--for", "2d", "--admin", "http://127.0.0.1:1"]).await;

@@ -9,9 +9,7 @@ use flate2::write::GzEncoder;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{PATIENCE, Reply, Upstream, Weir, client, configuration, eventually, lane};
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::support::{Reply, SECOND, Upstream, Weir, client, configuration, eventually, lane};
 
 /// A limiter of every kind of rule. Each guesses a minute, so that a guessed pause differs from a named one.
 const LIMITERS: [(&str, &str); 6] = [
@@ -58,7 +56,7 @@ async fn answer(weir: &Weir, upstream: &Upstream, limiter: &str, reply: Reply, p
             }
         }
         Some(expected) => {
-            eventually("it is paused", PATIENCE, async || paused_for(weir, limiter).await.is_some()).await;
+            eventually("it is paused", async || paused_for(weir, limiter).await.is_some()).await;
             let lasts = paused_for(weir, limiter).await.expect("it lasts");
             // A pause is a little longer than asked, by at most a quarter of a second.
             let about = expected - 10 * SECOND..expected + SECOND;
@@ -152,5 +150,5 @@ async fn a_client_that_leaves_within_a_rejection_leaves_its_pause() {
     client.read_exact(&mut head).await.unwrap();
     assert_eq!(&head, b"HTTP/1.1 429");
     drop(client);
-    eventually("it is paused", PATIENCE, async || paused_for(&weir, "balance").await.is_some()).await;
+    eventually("it is paused", async || paused_for(&weir, "balance").await.is_some()).await;
 }

@@ -10,11 +10,9 @@ use crate::support::load::{Load, burst, services};
 use crate::support::measure::Service;
 use crate::support::weir::run;
 use crate::support::{
-    PATIENCE, RedisOptions, RedisServer, Reply, Request, Upstream, Weir, client, eventually, lane,
-    one_limiter,
+    PATIENCE, RedisOptions, RedisServer, Reply, Request, SECOND, Upstream, Weir, client, eventually,
+    eventually_within, lane, one_limiter,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// The number of requests that wait, at 20 a second; the 40th is rejected.
 const WAITING: usize = 150;
@@ -48,7 +46,7 @@ async fn all_wait(refusal: impl Fn() -> Reply + Send + Sync + Copy + 'static, pu
         let burst = burst(&fleet, WAITING).await;
         let sent: Vec<_> = burst.iter().map(|(sent, _)| *sent).collect();
         upstream.wait_for(REFUSED, PATIENCE).await;
-        eventually("it is shown", SECOND, async || {
+        eventually_within("it is shown", SECOND, async || {
             fleet[2].metrics().await.sum("weir_limiter_paused", &[("limiter", "api")]) == 1.0
         })
         .await;
@@ -100,7 +98,7 @@ async fn an_upstream_that_rejects_for_ever_is_asked_once_in_each_pause() {
         upstream.script(|_| Some(Reply::status(429)));
         let _loads: Vec<Load> = fleet.iter().map(|weir| Load::start(weir, 10, &Request::get("/"))).collect();
         let began = Instant::now();
-        eventually("the pauses have grown", Duration::from_secs(20), async || {
+        eventually_within("the pauses have grown", Duration::from_secs(20), async || {
             began.elapsed() > Duration::from_secs(10)
         })
         .await;
@@ -134,7 +132,7 @@ async fn hostile_answers_pause_for_no_longer_than_the_longest() {
         ("0", false),
     ] {
         // A pause that follows at once would be longer.
-        eventually("the last pause is forgotten", PATIENCE, async || {
+        eventually("the last pause is forgotten", async || {
             weir.ask("/api/limiters/api").await.json()["paused_until"].is_null()
         })
         .await;
@@ -170,7 +168,7 @@ async fn the_remaining_quota_of_the_upstream_counts() {
         assert_eq!(fleet[0].get("/").await.status, 200);
         // weir leaves others a little more permits than they use.
         let expected = if counts { [6, 999] } else { [19, 999] };
-        eventually("it counts", PATIENCE, async || fleet[1].available("api").await == expected).await;
+        eventually("it counts", async || fleet[1].available("api").await == expected).await;
         // A higher remainder than expected means that requests are still on their way; a limit that the limiter does
         // not have is not this limiter's.
         for other in [reply("20", "19"), reply("500", "0"), reply("20", "x")] {
@@ -178,7 +176,7 @@ async fn the_remaining_quota_of_the_upstream_counts() {
             assert_eq!(fleet[1].get("/").await.status, 200);
         }
         let expected = expected.map(|left| left - 3);
-        eventually("nothing else does", PATIENCE, async || fleet[0].available("api").await == expected).await;
+        eventually("nothing else does", async || fleet[0].available("api").await == expected).await;
         let drift =
             fleet[0].metrics().await.sum("weir_limiter_external_usage_permits_total", &[("limiter", "api")]);
         assert_eq!(drift, if counts { 12.0 } else { 0.0 });
@@ -244,7 +242,7 @@ async fn external_usage_is_left_to_the_other_callers() {
             (provider.ours, provider.refused, provider.began.elapsed())
         };
         let after = async |time: Duration| {
-            eventually("the time has passed", time + PATIENCE, async || began.elapsed() >= time).await;
+            eventually_within("the time has passed", time + PATIENCE, async || began.elapsed() >= time).await;
             counts()
         };
         // weir learns the external usage in the first seconds. A machine that is held up sends later than it has
@@ -288,7 +286,7 @@ async fn a_paused_partition_that_nobody_uses_costs_nothing() {
     let cpu_seconds = async || weir.metrics().await.sum("process_cpu_seconds_total", &[]);
     let (began, before) = (Instant::now(), cpu_seconds().await);
     // The queue's worker stays for a second, and then ends.
-    eventually("it has been watched", WATCHED + PATIENCE, async || began.elapsed() >= WATCHED).await;
+    eventually_within("it has been watched", WATCHED + PATIENCE, async || began.elapsed() >= WATCHED).await;
     let used = cpu_seconds().await - before;
     assert!(used < 1.0, "{used} s of {WATCHED:?}");
     let refused = weir.connect().await.ask(&Request::get("/").header("x-tenant", "a")).await;
@@ -311,7 +309,7 @@ async fn a_partitioned_limiter_that_is_resumed_is_shown_as_such() {
         let answer = fleet[0].tell_with(&format!("/api/limiters/api/{action}"), body).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         for weir in &fleet {
-            eventually("it is shown", PATIENCE, async || {
+            eventually("it is shown", async || {
                 weir.metrics().await.sum("weir_limiter_paused", &[("limiter", "api")]) == shown
             })
             .await;
@@ -342,7 +340,7 @@ async fn each_replica_reports_the_cause_and_the_origin_of_a_pause() {
     let (mut ids, mut host) = (Vec::new(), Value::Null);
     for weir in &fleet {
         let replicas = async || weir.ask("/api/replicas").await.json()["replicas"].take();
-        eventually("it knows the other one", PATIENCE, async || {
+        eventually("it knows the other one", async || {
             replicas().await.as_array().is_some_and(|all| all.len() == 2)
         })
         .await;
@@ -363,7 +361,7 @@ async fn each_replica_reports_the_cause_and_the_origin_of_a_pause() {
     upstream.reply("/named", Reply::status(429).header("retry-after", "60"));
     assert_eq!(fleet[0].get("/named").await.status, 429);
     // The store learns of the pause after the client's answer.
-    eventually("it is paused", PATIENCE, async || !pause_shown(&fleet[1]).await.is_null()).await;
+    eventually("it is paused", async || !pause_shown(&fleet[1]).await.is_null()).await;
     shown_by_all(json!({"reason": "upstream", "status": 429, "named": true, "by": ids[0], "by_host": name}))
         .await;
     fleet[0].wait_for_log(&["\"the upstream asks for a pause", "429", "true"]).await;
@@ -382,9 +380,9 @@ async fn each_replica_reports_the_cause_and_the_origin_of_a_pause() {
     fleet[1].wait_for_log(&["resumed by hand through another replica", name]).await;
 
     upstream.reply("/unnamed", Reply::status(429));
-    eventually("it goes on", PATIENCE, async || fleet[1].get("/").await.status == 200).await;
+    eventually("it goes on", async || fleet[1].get("/").await.status == 200).await;
     assert_eq!(fleet[1].get("/unnamed").await.status, 429);
-    eventually("it is paused", PATIENCE, async || !pause_shown(&fleet[0]).await.is_null()).await;
+    eventually("it is paused", async || !pause_shown(&fleet[0]).await.is_null()).await;
     shown_by_all(json!({"reason": "upstream", "status": 429, "named": false, "by": ids[1], "by_host": name}))
         .await;
     fleet[0].wait_for_log(&["paused by an upstream through another replica", "false"]).await;
@@ -410,7 +408,7 @@ async fn a_host_name_from_the_store_is_sanitized() {
     let host = format!("a\u{1b}[2J\u{9b}b\n{}", "c".repeat(100));
     redis.command(&["EVAL", replica, "1", "weir:v1:replicas", &host]).await;
     let shown = format!("a[2Jb{}", "c".repeat(59));
-    eventually("it is there", PATIENCE, async || {
+    eventually("it is there", async || {
         let replicas = weir.ask("/api/replicas").await.json()["replicas"].take();
         replicas.as_array().is_some_and(|all| all.iter().any(|replica| replica["host"] == shown))
     })
@@ -433,7 +431,7 @@ async fn a_limiter_is_paused_and_resumed_by_hand() {
     let answer = fleet[0].tell_with("/api/limiters/api/pause", "{\"for\": \"30s\"}").await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert!(answer.json()["paused_until"].as_u64().is_some_and(|until| until / 1000 >= unix_seconds() + 25));
-    eventually("the other one has heard of it", PATIENCE, async || {
+    eventually("the other one has heard of it", async || {
         let refused = fleet[1].get("/").await;
         (refused.status, refused.weir_error()) == (429, Some("paused"))
     })
@@ -445,7 +443,7 @@ async fn a_limiter_is_paused_and_resumed_by_hand() {
 
     let answer = fleet[1].tell("/api/limiters/api/resume").await;
     assert!((answer.status, &answer.json()["paused_until"]) == (200, &Value::Null), "{}", answer.text());
-    eventually("the other one goes on", PATIENCE, async || fleet[0].get("/").await.status == 200).await;
+    eventually("the other one goes on", async || fleet[0].get("/").await.status == 200).await;
 
     // Queued requests wait longer, and move up again.
     fleet[0].tell_with("/api/limiters/api/pause", "{\"for\": \"15s\"}").await;
@@ -504,21 +502,17 @@ async fn a_pause_without_redis_is_local_until_redis_is_back() {
     let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
     for weir in &fleet {
         assert_eq!(weir.get("/").await.status, 200);
-        eventually("it knows the other one", PATIENCE, async || {
+        eventually("it knows the other one", async || {
             weir.ask("/api/replicas").await.json()["replicas"].as_array().map_or(0, Vec::len) == 2
         })
         .await;
     }
     fleet[1].tell_with("/api/limiters/api/pause", "{\"for\": \"10m\"}").await;
-    eventually("both are paused", PATIENCE, async || fleet[0].get("/").await.weir_error() == Some("paused"))
-        .await;
+    eventually("both are paused", async || fleet[0].get("/").await.weir_error() == Some("paused")).await;
     let port = Some(redis.port());
     drop(redis);
     for weir in &fleet {
-        eventually("Redis is missed", PATIENCE, async || {
-            weir.metrics().await.sum("weir_store_up", &[]) == 0.0
-        })
-        .await;
+        eventually("Redis is missed", async || weir.metrics().await.sum("weir_store_up", &[]) == 0.0).await;
         assert_eq!(local_pause(weir).await, json!(false), "both know it");
     }
 
@@ -526,7 +520,7 @@ async fn a_pause_without_redis_is_local_until_redis_is_back() {
     let resumed = run(&["resume", "api", "--admin", &admin[0]]).await;
     resumed.assert_code(0);
     assert!(resumed.output().contains("done on this replica alone"), "{}", resumed.output());
-    eventually("it goes on", PATIENCE, async || fleet[0].get("/").await.status == 200).await;
+    eventually("it goes on", async || fleet[0].get("/").await.status == 200).await;
     assert_ne!(fleet[1].get("/").await.status, 200, "the other one does not know");
     let answer = fleet[0].tell_with("/api/limiters/api/pause", "{\"for\": \"5m\"}").await.json();
     assert_eq!(
@@ -545,11 +539,11 @@ async fn a_pause_without_redis_is_local_until_redis_is_back() {
     // Actions have an order where they lie further apart than a call to a Redis that has just come back may take.
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(fleet[1].tell("/api/limiters/api/resume").await.json()["applied"], json!("replica"));
-    eventually("it goes on", PATIENCE, async || fleet[1].get("/").await.status == 200).await;
+    eventually("it goes on", async || fleet[1].get("/").await.status == 200).await;
 
     let _redis = RedisServer::start_with(RedisOptions { port, ..RedisOptions::default() }).await;
     for weir in &fleet {
-        eventually("the last action counts", PATIENCE, async || {
+        eventually("the last action counts", async || {
             weir.metrics().await.sum("weir_store_up", &[]) == 1.0
                 && weir.ask("/api/limiters/api").await.json()["paused_until"].is_null()
                 && weir.get("/").await.status == 200
@@ -573,19 +567,18 @@ async fn a_pause_by_hand_outlives_the_memory_of_redis() {
     let limiter = "{limits: [50/1s], key: [header:x-tenant]}";
     let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
     fleet[0].tell_with("/api/limiters/api/pause", "{\"for\": \"10m\"}").await;
-    eventually("the other one has heard of it", PATIENCE, async || {
+    eventually("the other one has heard of it", async || {
         fleet[1].metrics().await.sum("weir_limiter_paused", &[("limiter", "api")]) == 1.0
     })
     .await;
     redis.command(&["FLUSHALL"]).await;
     for weir in &fleet {
-        eventually("the store knows it again", PATIENCE, async || local_pause(weir).await == json!(false))
-            .await;
+        eventually("the store knows it again", async || local_pause(weir).await == json!(false)).await;
         assert_eq!(weir.get("/").await.weir_error(), Some("paused"));
     }
     assert_eq!(fleet[1].tell("/api/limiters/api/resume").await.status, 200);
     for weir in &fleet {
-        eventually("it goes on", PATIENCE, async || weir.get("/").await.status == 200).await;
+        eventually("it goes on", async || weir.get("/").await.status == 200).await;
     }
 }
 
@@ -597,7 +590,7 @@ async fn a_resume_that_is_not_announced_ends_the_pause_on_all_replicas() {
     let limiter = "{limits: [50/1s], key: [header:x-tenant]}";
     let fleet = Weir::fleet(2, &one_limiter(&redis.store(), limiter, &upstream)).await;
     let other_is_paused = async |is_paused| {
-        eventually("the other one has heard of it", PATIENCE, async || {
+        eventually("the other one has heard of it", async || {
             fleet[1].metrics().await.sum("weir_limiter_paused", &[("limiter", "api")]) == is_paused
         })
         .await;
@@ -614,7 +607,7 @@ async fn a_resume_that_is_not_announced_ends_the_pause_on_all_replicas() {
     assert_eq!(fleet[0].tell("/api/limiters/api/resume").await.status, 200);
     other_is_paused(0.0).await;
     drop(redis);
-    eventually("it grants its share", PATIENCE, async || {
+    eventually("it grants its share", async || {
         fleet[1].metrics().await.sum("weir_store_up", &[]) == 0.0 && fleet[1].get("/").await.status == 200
     })
     .await;

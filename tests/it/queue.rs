@@ -4,11 +4,9 @@ use std::time::Duration;
 
 use crate::support::measure::{Service, occupancy, pairs_out_of_order};
 use crate::support::{
-    Connection, PATIENCE, Pending, RedisServer, Request, Upstream, Weir, client, eventually, lane,
+    Connection, PATIENCE, Pending, RedisServer, Request, SECOND, Upstream, Weir, client, eventually, lane,
     one_limiter, spent,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test]
 async fn a_waiting_request_reports_how_long_it_waited() {
@@ -146,7 +144,7 @@ async fn a_failed_connection_gives_its_permit_back() {
     }
     // The permit is given back after the answer.
     for _ in 0..2 {
-        eventually("a permit given back", PATIENCE, async || weir.get("/").await.status == 200).await;
+        eventually("a permit given back", async || weir.get("/").await.status == 200).await;
     }
     assert_eq!(weir.get("/").await.status, 429);
     assert_eq!(upstream.count(), 2);

@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 use crate::support::load::leavers;
 use crate::support::measure::{jain, occupancy};
 use crate::support::{
-    Load, PATIENCE, RedisServer, Request, Upstream, Weir, configuration, eventually, lane, one_limiter,
+    Load, PATIENCE, RedisServer, Request, SECOND, Upstream, Weir, configuration, eventually_within, lane,
+    one_limiter, wait_until,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// The guard of a window of one second or less; a longer window's guard is at most 20 ms.
 const GUARD: Duration = Duration::from_millis(20);
@@ -18,10 +17,6 @@ const LEASE: Duration = Duration::from_millis(500);
 
 /// The delay that the machine may add to a promised instant.
 const SLACK: Duration = Duration::from_secs(1);
-
-async fn wait_until(instant: Instant) {
-    tokio::time::sleep_until(instant.into()).await;
-}
 
 /// Runs the test over each store, both at once.
 async fn on_both_stores(test: impl AsyncFn(&str)) {
@@ -153,7 +148,7 @@ async fn an_idle_limiter_leaves_no_key_behind() {
     }
     // A key is kept for a second longer than it can matter.
     let deadline = SECOND / 2 + GUARD + SECOND + SLACK;
-    eventually("no key is left", deadline, async || redis.size().await == 0).await;
+    eventually_within("no key is left", deadline, async || redis.size().await == 0).await;
     println!("no key left {:?} after the last request, window 500ms", last.elapsed());
     // weir runs all the time, and knows that nothing is used.
     assert_eq!(weir.available("api").await, [10]);

@@ -15,10 +15,9 @@ use tokio::time::timeout;
 use crate::support::measure::{fullest_window, occupancy};
 use crate::support::weir::{with_preamble, write_whole};
 use crate::support::{
-    PATIENCE, RedisServer, Upstream, Weir, client, eventually, lane, one_limiter, poll_for, replace_file,
+    PATIENCE, RedisServer, SECOND, Upstream, Weir, client, eventually, lane, one_limiter, poll_for,
+    replace_file, wait_until,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// The longest time for which a replica uses slots that it got before a reload.
 const LEASE: Duration = Duration::from_millis(500);
@@ -40,7 +39,7 @@ async fn mark_now(weir: &Weir, upstream: &Upstream) -> String {
 
 async fn wait_for_mark(weir: &Weir, upstream: &Upstream, mark: &str) {
     let what = format!("the configuration marked {mark}");
-    eventually(&what, PATIENCE, async || mark_now(weir, upstream).await == mark).await;
+    eventually(&what, async || mark_now(weir, upstream).await == mark).await;
 }
 
 #[tokio::test]
@@ -100,7 +99,7 @@ async fn sighup_reloads_even_an_unchanged_file() {
     let weir = Weir::start(&marked("one", &upstream)).await;
     let before = weir.reloads("ok").await;
     weir.signal(Signal::HUP);
-    eventually("a counted reload", PATIENCE, async || weir.reloads("ok").await > before).await;
+    eventually("a counted reload", async || weir.reloads("ok").await > before).await;
     weir.reload(&marked("two", &upstream)).await;
     assert_eq!(mark_now(&weir, &upstream).await, "two");
 }
@@ -140,12 +139,12 @@ async fn a_broken_file_changes_nothing_and_is_reported() {
         let before = weir.reloads("error").await;
         weir.write_config(broken);
         weir.signal(Signal::HUP);
-        eventually("a counted failure", PATIENCE, async || weir.reloads("error").await > before).await;
+        eventually("a counted failure", async || weir.reloads("error").await > before).await;
         assert_eq!(mark_now(&weir, &upstream).await, "one");
         assert_eq!(weir.metrics().await.sum("weir_config_last_reload_successful", &[]), 0.0);
     }
     weir.write_config("colour: blue\n");
-    let shown = poll_for("the problem in /api/config", PATIENCE, async || {
+    let shown = poll_for("the problem in /api/config", async || {
         let config = weir.ask("/api/config").await;
         config.text().contains("colour").then_some(config)
     })
@@ -295,10 +294,6 @@ async fn a_request_that_waits_on_a_removed_limiter_gets_an_answer() {
         assert!(answer.status == 200 || answer.weir_error().is_some(), "{} {}", answer.status, answer.text());
     }
     assert_eq!(weir.get("/").await.status, 200);
-}
-
-async fn wait_until(instant: Instant) {
-    tokio::time::sleep_until(instant.into()).await;
 }
 
 /// A rotated secret is used from the next request on, without a reload by hand.

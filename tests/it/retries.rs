@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    Answer, PATIENCE, Reply, Request, Upstream, Weir, client, closed_port, eventually, lane, one_limiter,
+    Answer, Reply, Request, Upstream, Weir, client, closed_port, eventually, lane, one_limiter,
 };
 
 async fn ask(weir: &Weir, request: Request) -> Answer {
@@ -117,7 +117,7 @@ async fn a_failed_connection_is_tried_again_with_the_same_permit() {
     );
     let weir = Weir::start(&config).await;
     let pending = weir.begin(1, "/");
-    eventually("a retry", PATIENCE, async || retries(&weir, "connect").await >= 1.0).await;
+    eventually("a retry", async || retries(&weir, "connect").await >= 1.0).await;
     let _upstream = Upstream::start_at(port);
     assert_eq!(client::answers(pending).await[0].status, 200);
     assert_eq!(weir.available("api").await, [0]);
@@ -137,7 +137,7 @@ async fn an_upstream_that_starts_late_is_waited_for() {
     assert_eq!((answer.status, answer.weir_error()), (502, Some("upstream_connect")));
     assert_eq!(retries(&weir, "connect").await, 9.0);
     // No permit was used.
-    eventually("the permits are back", PATIENCE, async || weir.available("api").await == [2]).await;
+    eventually("the permits are back", async || weir.available("api").await == [2]).await;
 }
 
 /// Where each attempt fails, weir sends a fifth more, however many times its clients try.
@@ -179,7 +179,7 @@ async fn a_response_reports_the_cost_of_its_request() {
     ] {
         upstream.reply("/", reply);
         assert!(weir.get("/").await.status < 400);
-        eventually("it is settled", PATIENCE, async || weir.available("api").await == [left]).await;
+        eventually("it is settled", async || weir.available("api").await == [left]).await;
     }
     assert_eq!(weir.get("/").await.status, 429);
 }

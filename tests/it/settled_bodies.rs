@@ -4,7 +4,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::raw::{RawUpstream, in_time, read_head};
-use crate::support::{PATIENCE, RedisServer, Reply, Request, Upstream, Weir, client, eventually, lane};
+use crate::support::{RedisServer, Reply, Request, Upstream, Weir, client, eventually, lane};
 
 /// Returns a configuration of 1000 permits an hour; a request costs 100 until its response says otherwise.
 fn config(store: &str, url: &str) -> String {
@@ -50,8 +50,7 @@ async fn a_body_tells_the_cost() {
         let answer = client::send(&weir.url("/"), request).await.unwrap();
         assert_eq!(answer.body, reply.body, "it goes on as it came");
         left -= cost;
-        eventually(&format!("{left} are left"), PATIENCE, async || weir.available("api").await == [left])
-            .await;
+        eventually(&format!("{left} are left"), async || weir.available("api").await == [left]).await;
     }
     assert!(upstream.seen().iter().all(|seen| seen.headers["accept-encoding"] == "identity"));
 }
@@ -109,7 +108,7 @@ async fn a_stream_that_breaks_off_gives_nothing_back() {
             }
         }
         drop(stream);
-        eventually(path, PATIENCE, async || weir.available("api").await == [left]).await;
+        eventually(path, async || weir.available("api").await == [left]).await;
     }
 }
 
@@ -129,7 +128,7 @@ async fn a_stream_is_whole_when_it_says_so() {
         read.extend_from_slice(&buffer[..count]);
     }
     drop(stream);
-    eventually("the rest is given back", PATIENCE, async || weir.available("api").await == [993]).await;
+    eventually("the rest is given back", async || weir.available("api").await == [993]).await;
 }
 
 /// A smaller number in a body that breaks off may have been followed by a larger one.
@@ -147,6 +146,6 @@ async fn a_small_number_in_a_broken_body_is_not_believed() {
     drop(stream);
     let over =
         || async { weir.metrics().await.sum("weir_requests_total", &[("outcome", "cancelled")]) > 0.0 };
-    eventually("the request is over", PATIENCE, over).await;
+    eventually("the request is over", over).await;
     assert_eq!(weir.available("api").await, [900]);
 }

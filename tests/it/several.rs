@@ -4,11 +4,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::measure::{fullest_window, median, occupancy};
 use crate::support::{
-    Answer, PATIENCE, Pending, RedisServer, Request, Upstream, Weir, client, configuration, eventually, lane,
-    one_limiter,
+    Answer, PATIENCE, Pending, RedisServer, Request, SECOND, Upstream, Weir, client, configuration,
+    eventually, lane, one_limiter,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Returns a tenant's request.
 fn of_tenant(path: &str, tenant: &str) -> Request {
@@ -274,7 +272,7 @@ async fn a_shadow_limiter_counts_and_never_refuses() {
             (counted("granted").await, counted("shadow_refused").await, counted("refused").await)
                 == (2.0, 4.0, 0.0)
         };
-        eventually("2 granted and 4 refused in shadow", PATIENCE, is_counted).await;
+        eventually("2 granted and 4 refused in shadow", is_counted).await;
         assert_eq!(weir.available("shadow").await, [0], "charged as if, in {store}");
     }
 }

@@ -1,16 +1,15 @@
 //! Callers that share a quota by classes and weights, over several replicas: judged by the upstream's record.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::process::Signal;
 
 use crate::support::weir::run;
 use crate::support::{
-    Answer, Pending, RedisServer, Request, Upstream, Weir, client, configuration, eventually, lane,
+    Answer, Pending, RedisServer, Request, SECOND, Upstream, Weir, client, configuration, eventually_within,
+    lane,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// A configuration of one limiter, `api`, whose callers are named by the header `x-caller`.
 fn shared(store: &str, limits: &str, share: &str, upstream: &Upstream) -> String {
@@ -163,7 +162,7 @@ async fn a_request_that_left_the_line_is_not_sent() {
     let before = forwarded(&upstream, 0, upstream.count()).get("leaves").copied().unwrap_or_default();
     drop(leaving);
     client::assert_all_ok(&client::answers(staying).await);
-    eventually("an empty queue", 10 * SECOND, async || weir.waiting().await == 0.0).await;
+    eventually_within("an empty queue", 10 * SECOND, async || weir.waiting().await == 0.0).await;
     let after = forwarded(&upstream, 0, upstream.count()).get("leaves").copied().unwrap_or_default();
     // Those whose slots had been dealt by then.
     assert!(after <= before + 10, "{before} before, {after} in the end");

@@ -66,7 +66,7 @@ async fn requests_in_flight_and_waiting_finish(store: &str, signal: Signal) {
     weir.wait_for_waiting(10).await;
 
     weir.signal(signal);
-    eventually("/readyz to say so", PATIENCE, async || weir.ask("/readyz").await.status == 503).await;
+    eventually("/readyz to say so", async || weir.ask("/readyz").await.status == 503).await;
     assert_eq!(weir.ask("/healthz").await.status, 200);
 
     client::assert_all_ok(&client::answers(waiting).await);
@@ -97,7 +97,7 @@ async fn no_new_connection_is_taken_while_draining() {
     let busy = Busy::start().await;
     busy.weir.sigterm();
     let host = busy.weir.host();
-    eventually("a closed door", PATIENCE, async || Connection::open(&host).await.is_err()).await;
+    eventually("a closed door", async || Connection::open(&host).await.is_err()).await;
     busy.ends_well().await;
 }
 
@@ -108,7 +108,7 @@ async fn requests_are_still_taken_during_the_drain_delay() {
     let config = format!("server: {{drain_delay: 3s}}\n{}", one_limiter("memory", LIMITER, &upstream));
     let mut weir = Weir::start(&config).await;
     weir.sigterm();
-    eventually("/readyz to say so", PATIENCE, async || weir.ask("/readyz").await.status == 503).await;
+    eventually("/readyz to say so", async || weir.ask("/readyz").await.status == 503).await;
     assert_eq!(weir.get("/").await.status, 200);
     assert_eq!(weir.wait_exit(PATIENCE).await.code(), Some(0));
 }
@@ -143,10 +143,10 @@ async fn a_second_signal_ends_weir_at_once() {
         let _in_flight = weir.begin(1, "/slow");
         upstream.wait_for(before + 1, PATIENCE).await;
         weir.sigterm();
-        eventually("/readyz to say so", PATIENCE, async || weir.ask("/readyz").await.status == 503).await;
+        eventually("/readyz to say so", async || weir.ask("/readyz").await.status == 503).await;
         // The first second of them counts as the first signal.
         let ending = Instant::now();
-        let status = poll_for("its end", PATIENCE, async || {
+        let status = poll_for("its end", async || {
             weir.signal(signal);
             weir.try_exit()
         });
@@ -162,7 +162,7 @@ async fn signals_in_quick_succession_are_one() {
     let busy = Busy::start().await;
     busy.weir.sigterm();
     busy.weir.signal(Signal::INT);
-    eventually("/readyz to say so", PATIENCE, async || busy.weir.ask("/readyz").await.status == 503).await;
+    eventually("/readyz to say so", async || busy.weir.ask("/readyz").await.status == 503).await;
     busy.ends_well().await;
 }
 
@@ -270,7 +270,7 @@ async fn a_connection_without_a_request_gets_its_first_one_answered() {
     idle.ask(&Request::get("/")).await;
     let mut http2 = Http2::over(TcpStream::connect(weir.host()).await.unwrap());
     weir.sigterm();
-    eventually("a closed door", PATIENCE, async || Connection::open(&weir.host()).await.is_err()).await;
+    eventually("a closed door", async || Connection::open(&weir.host()).await.is_err()).await;
 
     begun.send_raw(b"TP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     for answer in [begun.answer().await.unwrap(), silent.ask(&Request::get("/")).await] {
@@ -312,6 +312,6 @@ async fn a_signal_ends_a_start_that_hangs() {
     let mut starting = command.args(["serve", "--config"]).arg(config.path()).spawn().expect("it runs");
     let _reading = config.reading().await;
     kill_process(Pid::from_child(&starting), Signal::TERM).expect("it runs");
-    let status = poll_for("its end", PATIENCE, async || starting.try_wait().expect("a child")).await;
+    let status = poll_for("its end", async || starting.try_wait().expect("a child")).await;
     assert_eq!(status.code(), Some(0));
 }

@@ -233,10 +233,8 @@ async fn mixed_load_survives_random_faults() {
         soak.loads.clear();
         for weir in &soak.replicas {
             weir.wait_for_empty_queue().await;
-            eventually("its resources are released", PATIENCE, async || {
-                Held::by(weir).await.is_within(soak.idle)
-            })
-            .await;
+            eventually("its resources are released", async || Held::by(weir).await.is_within(soak.idle))
+                .await;
             println!("{:?}, before {:?}", Held::by(weir).await, soak.idle);
         }
     })

@@ -9,10 +9,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::support::measure::occupancy;
 use crate::support::{
-    Connection, PATIENCE, RedisServer, Request, Upstream, Weir, eventually, lane, one_limiter, poll_for,
+    Connection, RedisServer, Request, SECOND, Upstream, Weir, eventually, lane, one_limiter, poll_for,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 struct Tally {
@@ -83,7 +81,7 @@ async fn a_thousand_clients_that_obey_come_back_in_turn() {
 
 /// Asks so many times at once, again and again until a crowd was refused that one call saw. Returns the longest time told.
 async fn crowd(weir: &Weir, clients: usize, longest_of: Duration) -> Duration {
-    poll_for("a crowd that is spread", PATIENCE, async || {
+    poll_for("a crowd that is spread", async || {
         let mut longest = Duration::ZERO;
         for pending in weir.begin(clients, "/") {
             let answer = pending.answer().await;
@@ -188,7 +186,7 @@ async fn refused_callers_that_never_come_back_are_forgotten() {
             told = if answer.status == 429 { answer.retry_after() } else { Duration::ZERO };
             told <= 3 * PER
         };
-        eventually("a refusal that names one of the next windows", PATIENCE, forgotten).await;
+        eventually("a refusal that names one of the next windows", forgotten).await;
         println!("from {longest:?} down to {told:?} within {:?}", begun.elapsed());
     })
     .await;

@@ -15,7 +15,9 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::support::raw::{RawUpstream, in_time, read_head};
-use crate::support::{PATIENCE, Reply, Upstream, Weir, client, eventually, lane, one_route, poll_for};
+use crate::support::{
+    PATIENCE, Reply, Upstream, Weir, client, eventually, eventually_within, lane, one_route, poll_for,
+};
 
 const GET: &[u8] = b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n";
 /// Far more than the kernel keeps for a client that reads nothing.
@@ -66,7 +68,7 @@ async fn get(weir: &Weir, sender: &mut SendRequest<Empty<Bytes>>, path: &str) ->
 /// Returns weir's memory when it grows no more.
 async fn settled_bytes(weir: &Weir) -> u64 {
     let mut before = weir.rss_bytes();
-    poll_for("memory that grows no more", PATIENCE, async || {
+    poll_for("memory that grows no more", async || {
         tokio::time::sleep(Duration::from_millis(250)).await;
         let (now, earlier) = (weir.rss_bytes(), before);
         before = now;
@@ -96,10 +98,10 @@ async fn a_stalled_download_holds_little_and_gives_it_back() {
     println!("a stalled download holds {} KiB", each / KIB);
     assert!(each <= 64 * KIB, "{each} bytes each");
     drop(clients);
-    eventually("the end of the requests", PATIENCE, async || cancelled(&weir).await == CLIENTS as f64).await;
+    eventually("the end of the requests", async || cancelled(&weir).await == CLIENTS as f64).await;
     let given_back = before + CLIENTS * each / 4;
     // The allocator keeps what is free for some ten seconds, and gives it back bit by bit.
-    eventually("memory given back", 3 * PATIENCE, async || weir.rss_bytes() < given_back).await;
+    eventually_within("memory given back", 3 * PATIENCE, async || weir.rss_bytes() < given_back).await;
 }
 
 #[tokio::test]
@@ -180,7 +182,7 @@ async fn a_stream_of_which_nothing_is_taken_is_reset_and_its_connection_goes_on(
     let weir = Weir::start(&config).await;
     let (mut sender, _driving) = http2(&weir, WINDOW).await;
     let unread = get(&weir, &mut sender, "/large").await;
-    eventually("the reset", PATIENCE, async || cancelled(&weir).await == 1.0).await;
+    eventually("the reset", async || cancelled(&weir).await == 1.0).await;
     let read = in_time("the end of the stream", unread.into_body().collect()).await;
     assert!(read.is_err(), "the body is not complete");
     let whole = get(&weir, &mut sender, "/large").await.into_body().collect().await.unwrap().to_bytes();
@@ -222,7 +224,7 @@ async fn the_kernel_asks_silent_peers_on_both_sides_whether_they_are_there() {
     let port = |address: SocketAddr| format!(":{:04X}", address.port());
     let (own, peer) = (port(weir.host().parse().unwrap()), port(client.local_addr().unwrap()));
     let upstream = port(upstream.address());
-    eventually("keep-alive on both sides", PATIENCE, async || {
+    eventually("keep-alive on both sides", async || {
         let mut table = String::new();
         std::fs::File::open("/proc/net/tcp").unwrap().read_to_string(&mut table).unwrap();
         let is_kept = |from: &str, to: &str| {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::support::{
     PATIENCE, RedisOptions, RedisServer, Request, Upstream, Weir, client, closed_port, configuration,
-    eventually, lane, one_limiter,
+    eventually, eventually_within, lane, one_limiter,
 };
 
 const LIMITER: &str = "{limits: [4/1h]}";
@@ -122,7 +122,7 @@ async fn state_has_the_documented_keys_and_expires() {
             || key.ends_with(":v2:moved")
             || key.starts_with("fleet-a:{usage}:v2:usage:")
     };
-    eventually("no key is left behind", PATIENCE, async || redis.keys().await.iter().all(outlives)).await;
+    eventually("no key is left behind", async || redis.keys().await.iter().all(outlives)).await;
 }
 
 async fn without_redis(policy: &str, upstream: &Upstream) -> Weir {
@@ -169,7 +169,7 @@ async fn a_replica_is_ready_while_it_can_serve_some_route() {
         [("strict", "{limits: [10/1h], on_store_failure: reject}"), ("loose", "{limits: [100000/1h]}")];
     let routes = [("path: /strict", "limiter: strict"), ("path: /loose", "limiter: loose")];
     let weir = Weir::start(&configuration(&store, &limiters, &routes, &upstream)).await;
-    eventually("its store is away", PATIENCE, async || {
+    eventually("its store is away", async || {
         assert_eq!(weir.get("/loose").await.status, 200);
         weir.metrics().await.sum("weir_limiter_ready", &[("limiter", "strict")]) == 0.0
     })
@@ -215,9 +215,9 @@ async fn a_redis_that_starts_later_is_used() {
 
     let options = RedisOptions { port: Some(port), ..RedisOptions::default() };
     let redis = RedisServer::start_with(options).await;
-    eventually("requests pass", PATIENCE, async || weir.get("/").await.status == 200).await;
+    eventually("requests pass", async || weir.get("/").await.status == 200).await;
     assert!(redis.script_calls().await > 0);
-    eventually("/readyz", PATIENCE, async || weir.ask("/readyz").await.status == 200).await;
+    eventually("/readyz", async || weir.ask("/readyz").await.status == 200).await;
     assert_eq!(weir.metrics().await.sum("weir_store_up", &[]), 1.0);
 }
 
@@ -277,7 +277,7 @@ async fn replicas_know_each_other_and_divide_a_limit_by_their_number() {
     let config = one_limiter(&redis.store(), "{limits: [30/5s]}", &upstream);
     let mut fleet = Weir::fleet(3, &config).await;
     for weir in &fleet {
-        eventually("each knows of all", PATIENCE, async || known(weir).await == 3).await;
+        eventually("each knows of all", async || known(weir).await == 3).await;
     }
     let replicas = fleet[0].ask("/api/replicas").await.json();
     assert_eq!(replicas["store_up"], true);
@@ -294,7 +294,7 @@ async fn replicas_know_each_other_and_divide_a_limit_by_their_number() {
     let mut passed = 0;
     for weir in &fleet {
         // Permits that others may have been granted right before have to leave the window first.
-        eventually("it grants its share", PATIENCE, async || weir.get("/").await.status == 200).await;
+        eventually("it grants its share", async || weir.get("/").await.status == 200).await;
         passed += 1;
         for _ in 0..14 {
             passed += usize::from(weir.get("/").await.status == 200);
@@ -306,12 +306,12 @@ async fn replicas_know_each_other_and_divide_a_limit_by_their_number() {
     let redis = RedisServer::start().await;
     let config = one_limiter(&redis.store(), "{limits: [30/5s]}", &upstream);
     let others = Weir::fleet(2, &config).await;
-    eventually("they know of each other", PATIENCE, async || known(&others[0]).await == 2).await;
+    eventually("they know of each other", async || known(&others[0]).await == 2).await;
     let mut leaving = Weir::start(&config).await;
-    eventually("and of a third", PATIENCE, async || known(&others[0]).await == 3).await;
+    eventually("and of a third", async || known(&others[0]).await == 3).await;
     leaving.sigterm();
     leaving.wait_exit(PATIENCE).await;
-    eventually("which has left", PATIENCE, async || known(&others[0]).await == 2).await;
+    eventually("which has left", async || known(&others[0]).await == 2).await;
     fleet.clear();
 }
 
@@ -325,7 +325,7 @@ async fn a_new_tenant_in_an_outage_closes_no_limit_for_all() {
     let routes = [("path: /", "limiters: [all, tenant]")];
     let fleet = Weir::fleet(2, &configuration(&redis.store(), &limiters, &routes, &upstream)).await;
     for weir in &fleet {
-        eventually("each knows of both", PATIENCE, async || known(weir).await == 2).await;
+        eventually("each knows of both", async || known(weir).await == 2).await;
     }
     let ask = async |tenant: &str| {
         let request = Request::get("/").header("x-tenant", tenant);
@@ -333,12 +333,12 @@ async fn a_new_tenant_in_an_outage_closes_no_limit_for_all() {
     };
     assert_eq!([ask("one").await, ask("one").await], [200; 2]);
     drop(redis);
-    eventually("the outage has begun", PATIENCE, async || {
+    eventually("the outage has begun", async || {
         ask("one").await;
         fleet[0].ask("/api/replicas").await.json()["store_up"] == false
     })
     .await;
-    eventually("it grants its share", PATIENCE, async || ask("one").await == 200).await;
+    eventually("it grants its share", async || ask("one").await == 200).await;
     assert_eq!(ask("two").await, 429, "others may have been granted all");
     assert_eq!([ask("one").await, ask("one").await], [200; 2]);
 }
@@ -359,7 +359,7 @@ async fn each_minute_without_the_store_is_logged_with_the_limiters_concerned() {
         ("path: /own", "limiter: own"),
     ];
     let weir = Weir::start(&configuration(&store, &limiters, &routes, &upstream)).await;
-    eventually("a line about the outage", Duration::from_secs(90), async || {
+    eventually_within("a line about the outage", Duration::from_secs(90), async || {
         weir.log().contains("the store is still away")
     })
     .await;

@@ -134,7 +134,7 @@ impl Trial {
         }
         assert!(self.upstream.count() <= LIMIT, "{} of {LIMIT} were granted", self.upstream.count());
         let up = async || self.weir.metrics().await.sum("weir_store_up", &[]) == 1.0;
-        eventually("the store is up", PATIENCE, up).await;
+        eventually("the store is up", up).await;
     }
 }
 
@@ -300,9 +300,9 @@ async fn a_shared_limiter_passes_again_when_a_foreign_value_is_gone() {
     assert_eq!(weir.get("/").await.status, 200);
     redis.command(&["EVAL", "redis.call('DEL', KEYS[1]) redis.call('LPUSH', KEYS[1], 'x')", "1", KEY]).await;
     let is_refused = async || weir.get("/").await.weir_error() == Some("store_unavailable");
-    eventually("it is refused", PATIENCE, is_refused).await;
+    eventually("it is refused", is_refused).await;
     redis.command(&["DEL", KEY]).await;
-    eventually("requests pass", PATIENCE, async || weir.get("/").await.status == 200).await;
+    eventually("requests pass", async || weir.get("/").await.status == 200).await;
 }
 
 #[tokio::test]
@@ -335,7 +335,7 @@ async fn foreign_values_are_named_and_left_alone() {
         replace(key, by).await;
         let left = redis.command(&["DUMP", key]).await;
         let is_refused = async || weir.get("/api").await.weir_error() == Some("store_unavailable");
-        eventually("the permits taken before are used up", PATIENCE, is_refused).await;
+        eventually("the permits taken before are used up", is_refused).await;
         for _ in 0..5 {
             let answer = weir.get("/api").await;
             assert_eq!((answer.status, answer.weir_error()), (503, Some("store_unavailable")), "{key} {by}");
@@ -348,19 +348,19 @@ async fn foreign_values_are_named_and_left_alone() {
         assert!(counted >= errors + 5.0, "{counted}");
         errors = counted;
         redis.command(&["DEL", key]).await;
-        eventually("requests pass", PATIENCE, async || weir.get("/api").await.status == 200).await;
+        eventually("requests pass", async || weir.get("/api").await.status == 200).await;
     }
     // Without the epoch nothing is granted, and the store stays away while that is so.
     let epoch = "weir:v2:epoch";
     for by in [list, bytes] {
         replace(epoch, by).await;
         let up = async || weir.metrics().await.sum("weir_store_up", &[]);
-        eventually("the store is given up", PATIENCE, async || {
+        eventually("the store is given up", async || {
             weir.get("/api").await.status == 503 && up().await == 0.0
         })
         .await;
         redis.command(&["DEL", epoch]).await;
-        eventually("requests pass", PATIENCE, async || weir.get("/other").await.status == 200).await;
+        eventually("requests pass", async || weir.get("/other").await.status == 200).await;
     }
     let log = weir.log();
     for (key, why) in [
@@ -406,10 +406,8 @@ async fn weir_recovers_from_repeated_connection_resets() {
 async fn comes_back(trial: &mut Trial) {
     trial.grants().await;
     let left = |trial: &Trial| vec![(LIMIT - trial.upstream.count()) as u64];
-    eventually("the unused permits are free", PATIENCE, async || {
-        trial.weir.available("api").await == left(trial)
-    })
-    .await;
+    eventually("the unused permits are free", async || trial.weir.available("api").await == left(trial))
+        .await;
     trial.ends_well().await;
 }
 
@@ -463,7 +461,7 @@ async fn a_connection_whose_answers_are_lost_is_replaced() {
         let labels = [("op", "reserve"), ("result", "timeout")];
         weir.metrics().await.sum("weir_store_calls_total", &labels)
     };
-    eventually("calls are answered in time", PATIENCE, async || {
+    eventually("calls are answered in time", async || {
         let before = timeouts().await;
         for _ in 0..CALM {
             let status = weir.get("/").await.status;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::support::{PATIENCE, RedisServer, Reply, Upstream, Weir, eventually, lane};
+use crate::support::{RedisServer, Reply, Upstream, Weir, eventually, lane};
 
 /// Name, type, and labels (without a histogram's `le`).
 const METRICS: &[(&str, &str, &[&str])] = &[
@@ -71,7 +71,7 @@ async fn every_metric_has_its_name_type_and_labels() {
     }
     weir.reload(&settled(config(&redis.store(), &upstream))).await;
     // It is reckoned every few seconds.
-    eventually("a comparison with the upstream's count", PATIENCE, async || {
+    eventually("a comparison with the upstream's count", async || {
         !weir.metrics().await.samples_of("weir_limiter_upstream_apart_permits").is_empty()
     })
     .await;
@@ -106,10 +106,8 @@ async fn metrics_count_each_outcome() {
         assert_eq!(weir.get(target).await.status, status);
     }
     // A request is counted at the end of its response, which the client may see first.
-    eventually("all requests counted", PATIENCE, async || {
-        weir.metrics().await.sum("weir_requests_total", &[]) >= 7.0
-    })
-    .await;
+    eventually("all requests counted", async || weir.metrics().await.sum("weir_requests_total", &[]) >= 7.0)
+        .await;
     let metrics = weir.metrics().await;
     let requests = |outcome, code| {
         metrics.sum("weir_requests_total", &[("route", "all"), ("outcome", outcome), ("code", code)])
@@ -149,9 +147,9 @@ async fn each_connection_is_a_task() {
     for _ in 0..50 {
         open.push(weir.connect().await);
     }
-    eventually("a task for each", PATIENCE, async || tasks().await >= before + 50.0).await;
+    eventually("a task for each", async || tasks().await >= before + 50.0).await;
     drop(open);
-    eventually("they have ended", PATIENCE, async || tasks().await < before + 50.0).await;
+    eventually("they have ended", async || tasks().await < before + 50.0).await;
 }
 
 #[tokio::test]
@@ -186,7 +184,7 @@ async fn the_upstreams_count_stands_beside_weirs() {
     let weir = Weir::start(&config("memory", &upstream)).await;
     assert_eq!(weir.get("/").await.status, 200);
     let limit = [("limiter", "api"), ("limit", "6/1h")];
-    eventually("a comparison", PATIENCE, async || {
+    eventually("a comparison", async || {
         weir.metrics().await.sum("weir_limiter_upstream_apart_permits", &limit) != 0.0
     })
     .await;

@@ -162,7 +162,7 @@ async fn a_rotated_certificate_is_followed_and_a_broken_one_is_not() {
     let mut before = shown(&client, &weir).await;
     for _ in 0..2 {
         files.rotate();
-        let new = poll_for("another certificate", PATIENCE, async || {
+        let new = poll_for("another certificate", async || {
             Some(shown(&client, &weir).await).filter(|new| *new != before)
         });
         before = new.await;
@@ -178,7 +178,7 @@ async fn a_rotated_certificate_is_followed_and_a_broken_one_is_not() {
     for (name, text) in [("server.pem", "gone wrong"), ("server.pem", &certificate), ("server.key", "gone")] {
         let refused = weir.reloads("error").await;
         files.replace(name, text);
-        eventually("a counted failure", PATIENCE, async || weir.reloads("error").await > refused).await;
+        eventually("a counted failure", async || weir.reloads("error").await > refused).await;
         assert_eq!(shown(&client, &weir).await, before, "{name}");
         assert_eq!(connection.ask(&Request::get("/")).await.status, 200);
     }
@@ -186,7 +186,7 @@ async fn a_rotated_certificate_is_followed_and_a_broken_one_is_not() {
     assert!(config.contains("server.tls.key"), "{config}");
     files.replace("server.key", &key);
     let mended = async || shown(&client, &weir).await != before;
-    eventually("the certificate that was mended", PATIENCE, mended).await;
+    eventually("the certificate that was mended", mended).await;
     assert_eq!(connection.ask(&Request::get("/")).await.status, 200);
 }
 
@@ -243,7 +243,7 @@ async fn a_client_that_leaves_while_it_waits_takes_nothing() {
     let staying = Pending::on(staying);
     weir.wait_for_waiting(2).await;
     drop(leaving);
-    eventually("one to wait", PATIENCE, async || weir.waiting().await <= 1.0).await;
+    eventually("one to wait", async || weir.waiting().await <= 1.0).await;
     assert_eq!(staying.answer().await.status, 200);
     assert_eq!(upstream.targets(), ["/first", "/stayed"]);
 }
@@ -329,7 +329,7 @@ async fn without_clients_any_certificate_of_the_authority_will_do() {
     assert!(is_refused(&files.client(), &weir).await);
     // A replaced authority holds for new connections.
     files.replace("clients.pem", &Authority::new().pem());
-    eventually("the authority is followed", PATIENCE, async || is_refused(&client, &weir).await).await;
+    eventually("the authority is followed", async || is_refused(&client, &weir).await).await;
     assert_eq!(connection.ask(&Request::get("/")).await.status, 200);
 }
 
@@ -377,7 +377,7 @@ async fn a_waiting_client_keeps_its_place_through_a_rotation() {
     let before = shown(&files.client(), &weir).await;
     files.rotate();
     let rotated = async || shown(&files.client(), &weir).await != before;
-    eventually("another certificate", PATIENCE, rotated).await;
+    eventually("another certificate", rotated).await;
     gate.open();
     let answer = tokio::time::timeout(Duration::from_secs(10), connection.answer()).await.expect("an answer");
     assert_eq!(answer.unwrap().status, 200);

@@ -3,9 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::upstream::Seen;
-use crate::support::{
-    PATIENCE, Pending, RedisServer, Reply, Request, Upstream, Weir, client, eventually, lane,
-};
+use crate::support::{Pending, RedisServer, Reply, Request, Upstream, Weir, client, eventually, lane};
 
 /// Returns a configuration of 1000 requests and 10 000 tokens an hour, counted as `cost` says.
 fn config(store: &str, cost: &str, url: &str) -> String {
@@ -61,7 +59,7 @@ async fn reported_usage_replaces_the_estimate() {
         client::send(&weir.url("/v1/chat/completions"), asking(1000)).await.unwrap();
         left -= used;
         let requests = 999 - number as u64;
-        eventually(&format!("{left} and {requests} are left"), PATIENCE, async || {
+        eventually(&format!("{left} and {requests} are left"), async || {
             weir.available("tokens").await == [left] && weir.available("requests").await == [requests]
         })
         .await;
@@ -81,7 +79,7 @@ async fn a_request_without_a_body_is_not_charged_for_the_usage_that_its_answer_t
     upstream
         .reply("/v1/chat/completions", telling(200, r#"{"prompt_tokens": 50, "completion_tokens": 2000}"#));
     client::send(&weir.url("/v1/chat/completions"), asking(1000)).await.unwrap();
-    eventually("7999 are left", PATIENCE, async || weir.available("tokens").await == [7_999]).await;
+    eventually("7999 are left", async || weir.available("tokens").await == [7_999]).await;
 }
 
 /// A cost that is no estimate may be told by the answer to any request.
@@ -93,7 +91,7 @@ async fn a_request_without_a_body_is_settled_where_nothing_was_estimated() {
     let cost = "{default: 10, settle: {input: usage.spent, refund: true}}";
     let weir = Weir::start(&config("memory", cost, &upstream.url())).await;
     client::send(&weir.url("/"), Request::get("/")).await.unwrap();
-    eventually("9998 are left", PATIENCE, async || weir.available("tokens").await == [9_998]).await;
+    eventually("9998 are left", async || weir.available("tokens").await == [9_998]).await;
 }
 
 #[tokio::test]
@@ -112,7 +110,7 @@ async fn a_preset_counts_as_its_provider_does() {
         let cost = format!("{{tokens: {preset}}}");
         let weir = Weir::start(&config("memory", &cost, &upstream.url())).await;
         client::send(&weir.url("/v1/chat/completions"), asking(1000)).await.unwrap();
-        eventually(&format!("{preset} takes {used}"), PATIENCE, async || {
+        eventually(&format!("{preset} takes {used}"), async || {
             weir.available("tokens").await == [10_000 - used]
         })
         .await;
@@ -134,8 +132,7 @@ async fn a_stream_that_an_error_ends_keeps_the_estimate_of_its_output() {
         upstream.reply("/v1/messages", events);
         client::send(&weir.url("/v1/messages"), asking_at("/v1/messages", 1000)).await.unwrap();
         left -= used;
-        eventually(&format!("{left} are left"), PATIENCE, async || weir.available("tokens").await == [left])
-            .await;
+        eventually(&format!("{left} are left"), async || weir.available("tokens").await == [left]).await;
     }
 }
 
@@ -160,8 +157,7 @@ async fn an_output_is_learnt_from_earlier_responses() {
             client::send(&weir.url("/v1/chat/completions"), asking(1000)).await.unwrap();
         }
         left -= requests * used;
-        eventually(&format!("{left} are left"), PATIENCE, async || weir.available("tokens").await == [left])
-            .await;
+        eventually(&format!("{left} are left"), async || weir.available("tokens").await == [left]).await;
     }
     // Other limiters at the same places know nothing.
     let swapped = format!("limiters: [{{name: tokens, cost: {cost}}}, requests]");
@@ -170,8 +166,7 @@ async fn an_output_is_learnt_from_earlier_responses() {
         .await;
     client::send(&weir.url("/v1/chat/completions"), asking(1000)).await.unwrap();
     left -= 1100;
-    eventually(&format!("{left} are left"), PATIENCE, async || weir.available("tokens").await == [left])
-        .await;
+    eventually(&format!("{left} are left"), async || weir.available("tokens").await == [left]).await;
     let ratios = weir.metrics().await;
     let counted = ratios.sum("weir_limiter_estimate_ratio_count", &[("limiter", "tokens")]);
     assert_eq!((counted, ratios.samples_of("weir_limiter_estimate_ratio_count").len()), (100.0, 1));
@@ -273,8 +268,7 @@ async fn a_stream_is_asked_for_its_usage_and_hides_it_from_a_caller_that_did_not
         }
         // It is settled in any case: the larger one of both.
         left -= 50;
-        eventually(&format!("{left} are left"), PATIENCE, async || weir.available("tokens").await == [left])
-            .await;
+        eventually(&format!("{left} are left"), async || weir.available("tokens").await == [left]).await;
     }
     assert_eq!(upstream.count(), 4);
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::support::weir::run;
-use crate::support::{PATIENCE, RedisServer, Request, Upstream, Weir, configuration, eventually, lane};
+use crate::support::{RedisServer, Request, Upstream, Weir, configuration, eventually, lane};
 
 /// Sends requests of a tenant and returns how many were sent on.
 async fn send(weir: &Weir, path: &str, tenant: &str, count: usize) -> usize {
@@ -56,7 +56,7 @@ async fn the_fleet_shows_the_tenants_that_use_most_by_value_or_by_hash() {
         rows.iter().map(row).collect()
     };
     for weir in &fleet {
-        eventually("the fleet is added up", PATIENCE, async || {
+        eventually("the fleet is added up", async || {
             used(&top(weir, "shown").await)[..]
                 .starts_with(&[("acme".to_owned(), 50), ("globex".to_owned(), 13)])
         })
@@ -113,7 +113,7 @@ async fn the_partitions_that_wait_longest_are_shown_while_they_wait() {
     let mut waiting = weir.connect().await;
     waiting.send(&Request::get("/").header("x-tenant", "slow")).await.expect("weir reads");
     weir.wait_for_waiting(1).await;
-    eventually("the one that waits is shown", PATIENCE, async || {
+    eventually("the one that waits is shown", async || {
         let top = top(&weir, "api").await;
         let waited = top["waited"].as_array().cloned().unwrap_or_default();
         waited.len() == 1

@@ -116,7 +116,7 @@ async fn a_line_delays_each_reply() {
         assert!(asked.elapsed() >= DELAY, "{:?}", asked.elapsed());
     }
     cut.delay(Duration::ZERO);
-    eventually("a reply at once", PATIENCE, async || {
+    eventually("a reply at once", async || {
         let asked = Instant::now();
         ask(&mut connection, "PING").await;
         assert_eq!(reply(&mut connection, 7).await, "+PONG\r\n");
@@ -152,7 +152,7 @@ async fn a_line_swallows_replies_and_delivers_them() {
     for _ in 0..2 {
         ask(&mut connection, "INCR counter").await;
     }
-    eventually("requests at the server", PATIENCE, async || {
+    eventually("requests at the server", async || {
         redis::from_redis_value::<Option<u64>>(redis.command(&["GET", "counter"]).await).unwrap() == Some(2)
     })
     .await;

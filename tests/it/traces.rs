@@ -88,7 +88,7 @@ async fn a_request_that_waits_has_a_span_for_each_part_of_its_life() {
         let waited = Duration::from_millis(answer.header("weir-wait-ms").unwrap().parse().unwrap());
 
         let is_ours = |span: &&Span| hex(&span.trace_id) == TRACE;
-        let ours = poll_for("the trace", PATIENCE, async || {
+        let ours = poll_for("the trace", async || {
             let all: Vec<Span> = spans(&collector).into_iter().map(|(span, _)| span).collect();
             let ours: Vec<Span> = all.iter().filter(is_ours).cloned().collect();
             ours.iter().any(|span| hex(&span.parent_span_id) == PARENT).then_some(ours)
@@ -146,7 +146,7 @@ async fn refusals_failures_and_retries_are_seen() {
         assert_eq!(send(&weir.url("/"), traced(target, "01")).await.unwrap().status, status, "{target}");
     }
     // Spans are sent in the order in which they end. A connection has one only if it took any time, which a refused one need not.
-    let all = poll_for("the last span", PATIENCE, async || {
+    let all = poll_for("the last span", async || {
         let all: Vec<Span> = spans(&collector).into_iter().map(|(span, _)| span).collect();
         all.iter().any(|span| span.name == "GET down").then_some(all)
     })
@@ -186,7 +186,7 @@ async fn a_trace_that_is_not_sampled_is_passed_on_and_sent_nowhere() {
     assert_eq!(weir.get("/").await.status, 200);
     assert_eq!(weir.get("/").await.status, 200);
     // The third request's span is the last.
-    let all = poll_for("two traces", PATIENCE, async || {
+    let all = poll_for("two traces", async || {
         let all: Vec<Span> = spans(&collector).into_iter().map(|(span, _)| span).collect();
         (all.iter().filter(|span| span.name == "GET all").count() >= 2).then_some(all)
     })
@@ -307,7 +307,7 @@ async fn a_collector_that_takes_nothing_is_told_of_once_a_minute() {
         weir.get("/").await;
         collector.wait_for(exports, PATIENCE).await;
     }
-    let lines = poll_for("a warning", PATIENCE, async || {
+    let lines = poll_for("a warning", async || {
         let log = weir.log();
         let warnings = log.lines().filter(|line| line.contains("\"WARN\"") || line.contains("\"ERROR\""));
         let warnings: Vec<String> = warnings.map(str::to_owned).collect();

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::support::outbound_proxy::{Manner, OutboundProxy};
 use crate::support::raw::{RawUpstream, in_time, read_head};
-use crate::support::{PATIENCE, Weir, eventually, lane, one_route};
+use crate::support::{Weir, eventually, lane, one_route};
 
 const HANDSHAKE: &[u8] = b"GET /chat HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
     Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
@@ -177,7 +177,7 @@ async fn either_side_may_end_first_and_still_listen() {
         );
         assert_eq!(heard, answer.len());
     }
-    eventually("both to be over", PATIENCE, async || {
+    eventually("both to be over", async || {
         let metrics = weir.metrics().await;
         metrics.sum("weir_requests_total", &[("outcome", "forwarded"), ("code", "101")]) == 2.0
     })

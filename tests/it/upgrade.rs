@@ -112,7 +112,7 @@ fn judge(upstream: &Upstream, earlier: &EarlierReplica) {
 
 /// Waits until the earlier replica has used so many permits.
 async fn wait_for_uses(earlier: &EarlierReplica, count: usize) {
-    eventually("uses of the earlier replica", PATIENCE, async || earlier.uses().len() >= count).await;
+    eventually("uses of the earlier replica", async || earlier.uses().len() >= count).await;
 }
 
 #[tokio::test]
@@ -164,7 +164,7 @@ async fn usage_that_nobody_asks_for_is_known_to_an_earlier_version_that_starts()
     client::assert_all_ok(&client::answers(weir.begin(30, "/")).await);
     let mut connection = redis::Client::open(redis.url()).unwrap().get_connection().unwrap();
     let (mut epoch, mut used) = (0, 0);
-    eventually("the earlier version grants what is left", PATIENCE, async || {
+    eventually("the earlier version grants what is left", async || {
         let granted;
         (epoch, granted) = reserve(&mut connection, RULES_OF_AN_HOUR, epoch);
         used += granted;

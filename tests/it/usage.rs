@@ -62,10 +62,8 @@ async fn each_permit_counts_for_the_client_that_asked_for_it() {
     ] {
         assert_eq!(call(&weir, token, target, cost).await, status, "{token} {target}");
     }
-    eventually("all requests counted", PATIENCE, async || {
-        weir.metrics().await.sum("weir_requests_total", &[]) >= 5.0
-    })
-    .await;
+    eventually("all requests counted", async || weir.metrics().await.sum("weir_requests_total", &[]) >= 5.0)
+        .await;
     let metrics = weir.metrics().await;
     let permits = |client, limiter, result| {
         let labels = [("client", client), ("limiter", limiter), ("result", result)];
@@ -134,7 +132,7 @@ async fn the_fleets_counts_equal_those_of_the_upstream_and_survive_their_replica
     let since = async || weir.ask("/api/usage").await.json()["since"].as_str().map(str::to_owned);
     let before = since().await;
     redis.command(&["FLUSHALL"]).await;
-    eventually("counts are whole from later on", PATIENCE, async || since().await > before).await;
+    eventually("counts are whole from later on", async || since().await > before).await;
     for wrong in ["by=tenant", "per=1m", "from=yesterday", "what=1"] {
         assert_eq!(weir.ask(&format!("/api/usage?{wrong}")).await.status, 400, "{wrong}");
     }
@@ -164,7 +162,7 @@ async fn every_replica_shows_what_the_whole_fleet_uses_and_when_a_limit_is_spent
                 .await
                 .sum("weir_limiter_exhausted_in_seconds", &[("limiter", limiter), ("limit", limit)])
         };
-        eventually("the limit is spent", PATIENCE, async || {
+        eventually("the limit is spent", async || {
             let samples = replica.metrics().await;
             let shown = samples.samples_of("weir_limiter_exhausted_in_seconds");
             !shown.is_empty() && seconds("api", "10/1h").await == 0.0
@@ -183,7 +181,7 @@ async fn every_replica_shows_what_the_whole_fleet_uses_and_when_a_limit_is_spent
         config.replace("idle: {limits: [10/1h]}", "idle: {limits: [10/1h], key: [\"header:x-tenant\"]}");
     Weir::reload_all(&fleet, &keyed).await;
     for replica in &fleet {
-        eventually("no figure of the keyed limiter", PATIENCE, async || {
+        eventually("no figure of the keyed limiter", async || {
             let metrics = replica.metrics().await;
             let shown = metrics.samples_of("weir_limiter_exhausted_in_seconds");
             shown.iter().all(|sample| sample.labels["limiter"] != "idle")
@@ -195,7 +193,7 @@ async fn every_replica_shows_what_the_whole_fleet_uses_and_when_a_limit_is_spent
     let other = &fleet[1];
     let of = async |limiter: &str| other.ask(&format!("/api/limiters/{limiter}")).await.json();
     let waiting: Vec<_> = (0..3).map(|_| Pending::get(&fleet[0].url("/wait"))).collect();
-    eventually("two wait in the fleet", PATIENCE, async || of("wait").await["fleet"]["waiting"] == 2).await;
+    eventually("two wait in the fleet", async || of("wait").await["fleet"]["waiting"] == 2).await;
     assert_eq!(of("wait").await["waiting"], 0);
     let api = of("api").await;
     assert_eq!(api["limits"][0]["exhausted_in_seconds"], 0.0, "{api}");

@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-use crate::support::{PATIENCE, Upstream, closed_port, eventually, lane};
+use crate::support::{Upstream, closed_port, eventually, lane};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -170,7 +170,7 @@ impl Desk {
         let port = port.captures(commands).map(|found| found[1].to_owned());
         let port = port.or_else(|| commands.contains("weir serve").then(|| "8080".to_owned()));
         let address = port.map(|port| self.meant(&format!("127.0.0.1:{port}")));
-        eventually(&format!("{name} to run: {commands}"), PATIENCE, async || match &address {
+        eventually(&format!("{name} to run: {commands}"), async || match &address {
             Some(address) => TcpStream::connect(address).is_ok(),
             None => fs::metadata(&said).is_ok_and(|said| said.len() > 0),
         })
@@ -180,10 +180,7 @@ impl Desk {
     async fn end(&mut self, name: &str) {
         let mut server = self.servers.remove(name).unwrap_or_else(|| panic!("{name} does not run"));
         signal(&server, Signal::INT);
-        eventually(&format!("{name} to end"), PATIENCE, async || {
-            server.try_wait().expect("a child").is_some()
-        })
-        .await;
+        eventually(&format!("{name} to end"), async || server.try_wait().expect("a child").is_some()).await;
     }
 }
 

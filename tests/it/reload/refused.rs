@@ -8,10 +8,8 @@ use tempfile::TempDir;
 use crate::support::certificates::Certificates;
 use crate::support::measure::fullest_window;
 use crate::support::{
-    HeldFile, Load, PATIENCE, RedisServer, Request, Upstream, Weir, configuration, eventually, lane,
+    HeldFile, Load, PATIENCE, RedisServer, Request, SECOND, Upstream, Weir, configuration, eventually, lane,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// The time for which a reload is held before it fails. If its higher limit came into force, far more requests would
 /// pass in it.
@@ -181,7 +179,7 @@ fn api_instants(upstream: &Upstream) -> Vec<Instant> {
 
 /// Waits until weir has counted one more reload that failed.
 async fn until_refused(weir: &Weir, before: f64) {
-    eventually("a refused reload", PATIENCE, async || weir.reloads("error").await > before).await;
+    eventually("a refused reload", async || weir.reloads("error").await > before).await;
 }
 
 #[tokio::test]

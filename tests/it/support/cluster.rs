@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
-use super::{PATIENCE, RedisServer, closed_port, eventually, poll_for};
+use super::{RedisServer, closed_port, eventually, eventually_within, poll_for_within};
 
 const PRIMARIES: usize = 3;
 const SLOTS: usize = 16_384;
@@ -59,7 +59,7 @@ impl Cluster {
         let cluster = Cluster { nodes, frozen: None, seeds };
         cluster.introduce().await;
         cluster.assign().await;
-        eventually("a cluster in order", FAILOVER_DEADLINE, async || cluster.is_whole().await).await;
+        eventually_within("a cluster in order", FAILOVER_DEADLINE, async || cluster.is_whole().await).await;
         cluster
     }
 
@@ -72,7 +72,7 @@ impl Cluster {
         for node in &self.nodes[1..] {
             self.nodes[0].command(&["CLUSTER", "MEET", "127.0.0.1", &node.port().to_string()]).await;
         }
-        eventually("nodes that know each other", PATIENCE, async || {
+        eventually("nodes that know each other", async || {
             for node in &self.nodes {
                 let known = known_to(node).await;
                 // Another flag means that the greeting is still under way.
@@ -176,7 +176,7 @@ impl Cluster {
     pub(crate) async fn thaw(&mut self) {
         let node = self.frozen.take().expect("a node was frozen");
         node.freeze(false);
-        eventually("it follows", FAILOVER_DEADLINE, async || node.is_linked().await).await;
+        eventually_within("it follows", FAILOVER_DEADLINE, async || node.is_linked().await).await;
         self.nodes.push(node);
     }
 
@@ -190,7 +190,7 @@ impl Cluster {
     /// Returns its port.
     pub(crate) async fn wait_for_primary_of(&self, key: &str) -> u16 {
         let slot = self.slot_of(key).await;
-        poll_for("a primary that serves the slot", FAILOVER_DEADLINE, async || {
+        poll_for_within("a primary that serves the slot", FAILOVER_DEADLINE, async || {
             let port = self.agreed_owner(slot).await?;
             let owner = self.nodes.iter().find(|node| node.port() == port)?;
             owner.is_primary().await.then_some(port)
@@ -228,7 +228,7 @@ impl Cluster {
             }
         }
         let what = "the slot's new owner, known to all";
-        eventually(what, PATIENCE, async || self.agreed_owner(slot).await == Some(target.port())).await;
+        eventually(what, async || self.agreed_owner(slot).await == Some(target.port())).await;
         target.port()
     }
 

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe::{OpenOptions, Sender};
 
-use super::{PATIENCE, poll_for};
+use super::poll_for;
 
 /// A file that has no content until the test gives it one.
 pub(crate) struct HeldFile {
@@ -31,7 +31,7 @@ impl HeldFile {
 
     /// Waits until weir reads the file, and holds that reading until it is answered.
     pub(crate) async fn reading(&self) -> Reading {
-        let pipe = poll_for("a reading of the held file", PATIENCE, async || {
+        let pipe = poll_for("a reading of the held file", async || {
             // Fails while nobody has opened the other end.
             OpenOptions::new().open_sender(&self.path).ok()
         })

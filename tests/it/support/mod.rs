@@ -32,7 +32,9 @@ pub(crate) use cluster::Cluster;
 pub(crate) use cut::Cut;
 pub(crate) use held_file::HeldFile;
 pub(crate) use load::Load;
-pub(crate) use patience::{PATIENCE, eventually, poll_for};
+pub(crate) use patience::{
+    PATIENCE, SECOND, eventually, eventually_within, poll_for, poll_for_within, wait_until,
+};
 pub(crate) use redis_server::{RedisOptions, RedisServer};
 pub(crate) use sentinel::Sentinel;
 pub(crate) use tls::TlsClient;

@@ -128,7 +128,7 @@ impl Page {
 
     /// Waits until an expression is true in the page.
     pub(crate) async fn until(&mut self, expression: &str) {
-        poll_for(expression, PATIENCE, async || (self.value(expression).await == true).then_some(())).await;
+        poll_for(expression, async || (self.value(expression).await == true).then_some(())).await;
     }
 
     /// Waits until the page shows all of these texts.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::{PATIENCE, RedisServer, closed_port, eventually, poll_for};
+use super::{RedisServer, closed_port, eventually, eventually_within, poll_for_within};
 
 /// The sentinels' name of the primary.
 const MASTER: &str = "weir";
@@ -48,7 +48,7 @@ impl Sentinel {
         let port = primary.port().to_string();
         replica.command(&["REPLICAOF", "127.0.0.1", &port]).await;
         // Sentinels ask for replicas when they start, and then rarely.
-        eventually("the replica's link", PATIENCE, async || replica.is_linked().await).await;
+        eventually("the replica's link", async || replica.is_linked().await).await;
 
         let mut sentinels = Vec::with_capacity(SENTINELS);
         for _ in 0..SENTINELS {
@@ -72,7 +72,7 @@ impl Sentinel {
         replica.command(&["REPLICAOF", "127.0.0.1", &primary.to_string()]).await;
         self.servers.push(replica);
         let replicas = self.servers.len() - 1;
-        eventually("all sentinels know each replica", FAILOVER_DEADLINE, async || {
+        eventually_within("all sentinels know each replica", FAILOVER_DEADLINE, async || {
             for sentinel in &self.sentinels {
                 let known: Vec<redis::Value> = sentinel.query(&["SENTINEL", "REPLICAS", MASTER]).await;
                 if known.len() != replicas {
@@ -110,7 +110,7 @@ impl Sentinel {
     /// Waits until all sentinels name a primary on another port than `port`, and the primary takes writes. Returns
     /// its port.
     pub(crate) async fn wait_for_primary_other_than(&self, port: u16) -> u16 {
-        poll_for("another primary", FAILOVER_DEADLINE, async || {
+        poll_for_within("another primary", FAILOVER_DEADLINE, async || {
             let named = self.primary_port().await;
             if named == port {
                 return None;
@@ -127,18 +127,22 @@ impl Sentinel {
 
     /// Waits until both servers run, and all sentinels see one as the primary and the other as its caught-up replica.
     pub(crate) async fn wait_until_whole(&self) {
-        eventually("two servers and three sentinels that know each other", FAILOVER_DEADLINE, async || {
-            let primary = self.primary_port().await;
-            for sentinel in &self.sentinels {
-                if !sees_all(sentinel, primary).await {
-                    return false;
+        eventually_within(
+            "two servers and three sentinels that know each other",
+            FAILOVER_DEADLINE,
+            async || {
+                let primary = self.primary_port().await;
+                for sentinel in &self.sentinels {
+                    if !sees_all(sentinel, primary).await {
+                        return false;
+                    }
                 }
-            }
-            let Some(replica) = self.servers.iter().find(|server| server.port() != primary) else {
-                return false;
-            };
-            self.server(primary).is_primary().await && replica.is_linked().await
-        })
+                let Some(replica) = self.servers.iter().find(|server| server.port() != primary) else {
+                    return false;
+                };
+                self.server(primary).is_primary().await && replica.is_linked().await
+            },
+        )
         .await;
     }
 
@@ -166,7 +170,7 @@ impl Sentinel {
     /// Makes the sentinels promote the replica, though nothing is wrong. Returns when they have begun.
     pub(crate) async fn failover(&self) {
         // Refused while another failover is under way, or no replica is fit.
-        eventually("a failover", FAILOVER_DEADLINE, async || {
+        eventually_within("a failover", FAILOVER_DEADLINE, async || {
             self.sentinels[0].try_command::<()>(&["SENTINEL", "FAILOVER", MASTER]).await.is_ok()
         })
         .await;

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::measure::fullest_window;
-use super::{eventually, raise_open_files};
+use super::{eventually_within, raise_open_files};
 
 /// The backlog of the listener: a thousand connections may be opened in the same millisecond.
 const BACKLOG: u32 = 4096;
@@ -196,7 +196,7 @@ impl Upstream {
     /// Waits until this many requests have arrived.
     pub(crate) async fn wait_for(&self, count: usize, deadline: Duration) {
         let what = format!("{count} requests at the upstream");
-        eventually(&what, deadline, async || self.count() >= count).await;
+        eventually_within(&what, deadline, async || self.count() >= count).await;
     }
 
     /// Returns the most requests in any window of that length.

@@ -18,7 +18,9 @@ use tempfile::TempDir;
 
 use super::client::{self, Answer, Connection, Pending};
 use super::metrics::Metrics;
-use super::{PATIENCE, closed_port, eventually, poll_for, raise_open_files, replace_file, wall_clock};
+use super::{
+    PATIENCE, closed_port, eventually, poll_for, poll_for_within, raise_open_files, replace_file, wall_clock,
+};
 
 /// The number of log lines that are kept for a failed test.
 const LOG_LINES_MAX: usize = 2000;
@@ -105,7 +107,7 @@ impl Weir {
         let log = Log::default();
         let weir = Weir { process, log, _directory: Some(directory), config: path, address, admin };
         let health = weir.admin("/healthz");
-        eventually("weir's health", PATIENCE, async || client::get(&health).await.is_ok()).await;
+        eventually("weir's health", async || client::get(&health).await.is_ok()).await;
         weir
     }
 
@@ -120,7 +122,7 @@ impl Weir {
 
     async fn wait_for_address(&mut self, message: &str) -> SocketAddr {
         let what = format!("weir's log line {message:?}");
-        poll_for(&what, PATIENCE, async || {
+        poll_for(&what, async || {
             if let Ok(Some(status)) = self.process.try_wait() {
                 panic!("weir ended with {status} before it listened");
             }
@@ -212,12 +214,12 @@ impl Weir {
     /// Waits until this many requests wait.
     pub(crate) async fn wait_for_waiting(&self, count: usize) {
         let what = format!("{count} waiting requests");
-        eventually(&what, PATIENCE, async || self.waiting().await >= count as f64).await;
+        eventually(&what, async || self.waiting().await >= count as f64).await;
     }
 
     /// Waits until no request waits.
     pub(crate) async fn wait_for_empty_queue(&self) {
-        eventually("an empty queue", PATIENCE, async || self.waiting().await == 0.0).await;
+        eventually("an empty queue", async || self.waiting().await == 0.0).await;
     }
 
     /// Returns the number of configurations that were applied (`ok`) or refused (`error`).
@@ -240,7 +242,7 @@ impl Weir {
         let before = self.reloads("ok").await;
         self.write_config(config);
         self.signal(Signal::HUP);
-        eventually("a successful reload", PATIENCE, async || self.reloads("ok").await > before).await;
+        eventually("a successful reload", async || self.reloads("ok").await > before).await;
     }
 
     /// Replaces every replica's file, then waits until all have applied it.
@@ -254,8 +256,7 @@ impl Weir {
             weir.signal(Signal::HUP);
         }
         for (weir, before) in fleet.iter().zip(before) {
-            eventually("a reload of each replica", PATIENCE, async || weir.reloads("ok").await > before)
-                .await;
+            eventually("a reload of each replica", async || weir.reloads("ok").await > before).await;
         }
     }
 
@@ -270,7 +271,7 @@ impl Weir {
 
     /// Waits until weir has ended by itself.
     pub(crate) async fn wait_exit(&mut self, deadline: Duration) -> ExitStatus {
-        poll_for("weir's end", deadline, async || self.try_exit()).await
+        poll_for_within("weir's end", deadline, async || self.try_exit()).await
     }
 
     /// Returns how weir has ended, if it has.
@@ -332,7 +333,7 @@ impl Weir {
     /// Waits until one line of the log holds all of these words.
     pub(crate) async fn wait_for_log(&self, words: &[&str]) {
         let what = format!("a log line with {words:?}");
-        eventually(&what, PATIENCE, async || {
+        eventually(&what, async || {
             self.log.lock().iter().any(|line| words.iter().all(|word| line.contains(word)))
         })
         .await;
