@@ -1,14 +1,13 @@
 //! A route's breaker: while its upstream cannot be reached requests are refused at once, but for one probe at a time, and what waits
 //! keeps its order.
 
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::io::AsyncReadExt;
-use tokio::net::TcpListener;
 
+use crate::support::raw::RawUpstream;
 use crate::support::{
     Answer, PATIENCE, Pending, Request, Upstream, Weir, closed_port, eventually, lane, one_limiter,
 };
@@ -149,24 +148,22 @@ async fn one_whose_wait_ends_before_the_next_probe_is_refused_without_a_permit()
 async fn one_probe_at_a_time_goes() {
     let _lane = lane::shared().await;
     // It accepts, and never shakes hands.
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let port = listener.local_addr().unwrap().port();
     let (open, most, probes) = <(Arc<AtomicUsize>, Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
     let (opens, tops, count) = (Arc::clone(&open), Arc::clone(&most), Arc::clone(&probes));
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            count.fetch_add(1, Ordering::SeqCst);
-            tops.fetch_max(opens.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-            let opens = Arc::clone(&opens);
-            tokio::spawn(async move {
-                while stream.read_u8().await.is_ok() {}
-                opens.fetch_sub(1, Ordering::SeqCst);
-            });
+    let silent = RawUpstream::start(move |mut connection, _| {
+        count.fetch_add(1, Ordering::SeqCst);
+        tops.fetch_max(opens.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        let opens = Arc::clone(&opens);
+        async move {
+            while connection.stream.read_u8().await.is_ok() {}
+            opens.fetch_sub(1, Ordering::SeqCst);
         }
-    });
+    })
+    .await;
     let weir = Weir::start(&format!(
         "routes:\n  - {{name: all, match: {{}}, limiters: off, breaker: {{failures: 1, for: 100ms}}, \
-         upstream: {{url: \"https://127.0.0.1:{port}\", connect_timeout: 300ms}}}}\n"
+         upstream: {{url: \"https://{}\", connect_timeout: 300ms}}}}\n",
+        silent.address(),
     ))
     .await;
     assert_eq!(end(&weir.get("/").await), FAILED);

@@ -5,12 +5,11 @@ use std::time::{Duration, Instant};
 
 use http::Version;
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::support::certificates::{Authority, Signed, dns};
 use crate::support::outbound_proxy::{Manner, OutboundProxy};
+use crate::support::raw::RawUpstream;
 use crate::support::tls_upstream::TlsUpstream;
 use crate::support::{Answer, Request, Upstream, Weir, client, closed_port, eventually, lane, replace_file};
 
@@ -348,24 +347,18 @@ async fn swallower() -> (TcpListener, Vec<TcpStream>) {
 async fn each_timeout_has_its_code_and_its_count() {
     let _lane = lane::shared().await;
     let (silent, _held) = swallower().await;
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let half = listener.local_addr().unwrap();
-    let _halves = AbortOnDropHandle::new(tokio::spawn(async move {
-        let mut kept = Vec::new();
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let mut request = vec![0; 4096];
-            let length = stream.read(&mut request).await.unwrap_or_default();
-            if request[..length].starts_with(b"GET /body") {
-                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf").await.ok();
-            }
-            kept.push(stream);
+    let half = RawUpstream::start(|mut connection, _| async move {
+        if connection.read_head().await.starts_with("GET /body") {
+            connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf").await;
         }
-    }));
+        std::future::pending::<()>().await;
+    })
+    .await;
     let times = "connect_timeout: 300ms, timeout: 300ms, idle_timeout: 300ms";
     let weir = Weir::start(&routes(&[
         ("connect", format!("url: \"http://{}\", {times}", silent.local_addr().unwrap())),
-        ("head", format!("url: \"http://{half}\", {times}")),
-        ("body", format!("url: \"http://{half}\", {times}")),
+        ("head", format!("url: \"{}\", {times}", half.url())),
+        ("body", format!("url: \"{}\", {times}", half.url())),
     ]))
     .await;
     let began = Instant::now();

@@ -7,7 +7,7 @@ use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::support::raw::{RawUpstream, in_time, read_head, read_to_end};
@@ -75,39 +75,31 @@ async fn a_websocket_ends_with_the_drain() {
 }
 
 /// Starts an upstream that answers each call with the message that it got and a status.
-async fn grpc_upstream() -> (String, AbortOnDropHandle<()>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let serving = tokio::spawn(async move {
-        let mut connections = tokio::task::JoinSet::new();
-        while let Ok((stream, _)) = listener.accept().await {
-            connections.spawn(async move {
-                let answer = service_fn(|request: Request<Incoming>| async move {
-                    assert_eq!(request.headers()["te"], "trailers");
-                    let sent = request.into_body().collect().await?.to_bytes();
-                    let mut trailers = HeaderMap::new();
-                    trailers.insert("grpc-status", HeaderValue::from_static("5"));
-                    trailers.insert("grpc-message", HeaderValue::from_static("no such thing"));
-                    let frames = [Ok::<_, hyper::Error>(Frame::data(sent)), Ok(Frame::trailers(trailers))];
-                    let mut response = Response::new(StreamBody::new(futures_util::stream::iter(frames)));
-                    response
-                        .headers_mut()
-                        .insert("content-type", HeaderValue::from_static("application/grpc"));
-                    Ok::<_, hyper::Error>(response)
-                });
-                let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-                let _ = connection.serve_connection(TokioIo::new(stream), answer).await;
-            });
-        }
-    });
-    (url, AbortOnDropHandle::new(serving))
+async fn grpc_upstream() -> RawUpstream {
+    RawUpstream::start(|connection, _| async move {
+        let answer = service_fn(|request: Request<Incoming>| async move {
+            assert_eq!(request.headers()["te"], "trailers");
+            let sent = request.into_body().collect().await?.to_bytes();
+            let mut trailers = HeaderMap::new();
+            trailers.insert("grpc-status", HeaderValue::from_static("5"));
+            trailers.insert("grpc-message", HeaderValue::from_static("no such thing"));
+            let frames = [Ok::<_, hyper::Error>(Frame::data(sent)), Ok(Frame::trailers(trailers))];
+            let mut response = Response::new(StreamBody::new(futures_util::stream::iter(frames)));
+            response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+            Ok::<_, hyper::Error>(response)
+        });
+        let http2 = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        let _ = http2.serve_connection(TokioIo::new(connection.stream), answer).await;
+    })
+    .await
 }
 
 /// Messages and trailers pass, and a refusal speaks gRPC.
 #[tokio::test]
 async fn grpc_goes_end_to_end() {
     let _lane = lane::shared().await;
-    let (url, _serving) = grpc_upstream().await;
+    let upstream = grpc_upstream().await;
+    let url = upstream.url();
     let config = format!(
         "limiters: {{api: {{limits: [1/1h]}}}}\nroutes:\n  - {{name: all, match: {{path: /}}, limiter: api, \
          upstream: {{url: \"{url}\", http2: prior_knowledge}}}}\n"

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
-
+use crate::support::raw::RawUpstream;
 use crate::support::{Answer, Connection, Reply, Request, Upstream, Weir, client, closed_port, lane};
 
 fn route(name: &str, path: &str, upstream: &str, more: &str) -> String {
@@ -70,28 +68,18 @@ async fn an_unreachable_slow_or_malformed_upstream_has_its_own_status_each() {
     let _lane = lane::shared().await;
     let upstream = Upstream::start();
     let _closed = upstream.hold("/slow");
-    let mad = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let mad_address = mad.local_addr().unwrap();
-    let madness = tokio::spawn(async move {
-        while let Ok((mut stream, _)) = mad.accept().await {
-            let request = stream.read_buf(&mut Vec::with_capacity(4096)).await;
-            if request.is_ok() {
-                stream.write_all(b"SSH-2.0-mad\r\n\r\n").await.ok();
-            }
-        }
-    });
+    let mad = RawUpstream::answering(b"SSH-2.0-mad\r\n\r\n").await;
     let slow = format!("{{url: \"{}\", timeout: 300ms}}", upstream.url());
     let weir = Weir::start(&format!(
         "routes:\n{}{}{}",
         route("away", "/away", &format!("\"http://127.0.0.1:{}\"", closed_port()), ""),
-        route("mad", "/mad", &format!("\"http://{mad_address}\""), ""),
+        route("mad", "/mad", &format!("\"{}\"", mad.url()), ""),
         route("slow", "/slow", &slow, ""),
     ))
     .await;
     assert_own(&weir.get("/away").await, 502, "upstream_connect");
     assert_own(&weir.get("/mad").await, 502, "upstream_protocol");
     assert_own(&weir.get("/slow").await, 504, "upstream_timeout");
-    madness.abort();
 }
 
 #[tokio::test]

@@ -3,12 +3,13 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
-use tokio::net::{TcpListener, TcpStream};
-use tokio_util::task::AbortOnDropHandle;
+use tokio::net::TcpStream;
+
+use super::raw::{RawConnection, RawUpstream};
 
 /// The behaviour of the proxy once it has read the head of a request.
 #[derive(Clone, Debug)]
@@ -28,57 +29,41 @@ pub(crate) enum Manner {
 }
 
 /// A running proxy. Dropping it closes every tunnel.
-pub(crate) struct OutboundProxy {
-    address: SocketAddr,
-    heads: Arc<Mutex<Vec<String>>>,
-    _task: AbortOnDropHandle<()>,
-}
+pub(crate) struct OutboundProxy(RawUpstream);
 
 impl OutboundProxy {
     /// Starts on a free port. A tunnel to one of these names, `HOST:PORT`, leads to the address beside it, regardless
     /// of DNS; others are refused with 403.
     pub(crate) async fn start(manner: Manner, leads: &[(&str, SocketAddr)]) -> OutboundProxy {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let address = listener.local_addr().expect("an address");
         let leads: HashMap<String, SocketAddr> =
             leads.iter().map(|(name, to)| ((*name).to_owned(), *to)).collect();
-        let (leads, heads) = (Arc::new(leads), Arc::<Mutex<Vec<String>>>::default());
-        let seen = Arc::clone(&heads);
-        let task = tokio::spawn(async move {
-            let mut tunnels = tokio::task::JoinSet::new();
-            while let Ok((stream, _)) = listener.accept().await {
-                let (manner, leads, seen) = (manner.clone(), Arc::clone(&leads), Arc::clone(&seen));
-                tunnels.spawn(async move { serve(stream, manner, &leads, &seen).await });
-            }
+        let leads = Arc::new(leads);
+        let raw = RawUpstream::start(move |connection, _| {
+            let (manner, leads) = (manner.clone(), Arc::clone(&leads));
+            async move { serve(connection, manner, &leads).await.unwrap_or_default() }
         });
-        OutboundProxy { address, heads, _task: AbortOnDropHandle::new(task) }
+        OutboundProxy(raw.await)
     }
 
     /// Returns `127.0.0.1:PORT`.
     pub(crate) fn address(&self) -> SocketAddr {
-        self.address
+        self.0.address()
     }
 
     /// Returns the heads of all requests, in order.
     pub(crate) fn heads(&self) -> Vec<String> {
-        self.heads.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.heads()
     }
 }
 
 async fn serve(
-    mut stream: TcpStream,
+    mut connection: RawConnection,
     manner: Manner,
     leads: &HashMap<String, SocketAddr>,
-    seen: &Mutex<Vec<String>>,
 ) -> Option<()> {
-    stream.set_nodelay(true).ok()?;
-    let mut head = Vec::new();
-    // Byte by byte, so that no bytes of the tunnel are read here.
-    while !head.ends_with(b"\r\n\r\n") {
-        head.push(stream.read_u8().await.ok()?);
-    }
-    let head = String::from_utf8_lossy(&head).into_owned();
-    seen.lock().unwrap_or_else(PoisonError::into_inner).push(head.clone());
+    connection.stream.set_nodelay(true).ok()?;
+    let head = connection.read_head().await;
+    let mut stream = connection.stream;
     let authorization = head.lines().find_map(|line| line.strip_prefix("Proxy-Authorization: "));
     let opened = b"HTTP/1.1 200 Connection established\r\nProxy-Agent: test\r\n\r\n".as_slice();
     match manner {

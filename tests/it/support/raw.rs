@@ -34,15 +34,12 @@ pub(crate) async fn read_to_end(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&read).into_owned()
 }
 
-/// Reads the head of a message.
+/// Reads the head of a message, or what there is of it, and nothing behind it.
 pub(crate) async fn read_head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
-    let mut byte = [0];
     while !head.ends_with(b"\r\n\r\n") {
-        match in_time("a head", stream.read(&mut byte)).await {
-            Ok(1) => head.push(byte[0]),
-            _ => break,
-        }
+        let Ok(byte) = in_time("a head", stream.read_u8()).await else { break };
+        head.push(byte);
     }
     String::from_utf8_lossy(&head).into_owned()
 }
@@ -111,12 +108,9 @@ impl RawConnection {
     /// Reads and records one head; returns an empty one when the connection has ended.
     pub(crate) async fn read_head(&mut self) -> String {
         let mut head = Vec::new();
-        let mut byte = [0];
         while !head.ends_with(b"\r\n\r\n") {
-            match self.stream.read(&mut byte).await {
-                Ok(1) => head.push(byte[0]),
-                _ => return String::new(),
-            }
+            let Ok(byte) = self.stream.read_u8().await else { return String::new() };
+            head.push(byte);
         }
         let head = String::from_utf8_lossy(&head).into_owned();
         self.heads.lock().unwrap_or_else(PoisonError::into_inner).push(head.clone());

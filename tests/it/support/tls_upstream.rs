@@ -10,18 +10,17 @@ use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::Upstream;
 use super::certificates::{Authority, Signed};
+use super::raw::RawUpstream;
 
 /// A TLS server that passes everything on to an upstream. Dropping it closes every connection.
 pub(crate) struct TlsUpstream {
-    address: SocketAddr,
+    raw: RawUpstream,
     peers: Arc<Mutex<Vec<Vec<u8>>>>,
-    _task: AbortOnDropHandle<()>,
 }
 
 impl TlsUpstream {
@@ -31,36 +30,31 @@ impl TlsUpstream {
         own: &Signed,
         clients: Option<&Authority>,
     ) -> TlsUpstream {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let address = listener.local_addr().expect("an address");
         let acceptor = TlsAcceptor::from(Arc::new(config(own, clients)));
         let (to, peers) = (upstream.address(), Arc::<Mutex<Vec<Vec<u8>>>>::default());
         let seen = Arc::clone(&peers);
-        let task = tokio::spawn(async move {
-            let mut connections = tokio::task::JoinSet::new();
-            while let Ok((stream, _)) = listener.accept().await {
-                let (acceptor, seen) = (acceptor.clone(), Arc::clone(&seen));
-                connections.spawn(async move {
-                    let mut stream = acceptor.accept(stream).await.ok()?;
-                    if let Some([first, ..]) = stream.get_ref().1.peer_certificates() {
-                        seen.lock().unwrap_or_else(PoisonError::into_inner).push(first.to_vec());
-                    }
-                    let mut upstream = TcpStream::connect(to).await.ok()?;
-                    copy_bidirectional(&mut stream, &mut upstream).await.ok()
-                });
+        let raw = RawUpstream::start(move |connection, _| {
+            let (acceptor, seen) = (acceptor.clone(), Arc::clone(&seen));
+            async move {
+                let Ok(mut stream) = acceptor.accept(connection.stream).await else { return };
+                if let Some([first, ..]) = stream.get_ref().1.peer_certificates() {
+                    seen.lock().unwrap_or_else(PoisonError::into_inner).push(first.to_vec());
+                }
+                let Ok(mut upstream) = TcpStream::connect(to).await else { return };
+                let _ = copy_bidirectional(&mut stream, &mut upstream).await;
             }
         });
-        TlsUpstream { address, peers, _task: AbortOnDropHandle::new(task) }
+        TlsUpstream { raw: raw.await, peers }
     }
 
     /// Returns `127.0.0.1:PORT`.
     pub(crate) fn address(&self) -> SocketAddr {
-        self.address
+        self.raw.address()
     }
 
     /// Returns `https://localhost:PORT`.
     pub(crate) fn url(&self) -> String {
-        format!("https://localhost:{}", self.address.port())
+        format!("https://localhost:{}", self.address().port())
     }
 
     /// Returns whether the last client certificate was this one.
