@@ -169,7 +169,7 @@ async fn answer(
         Endpoint::Config => config::show(&state.config, request.uri.query()),
         Endpoint::Explain => explain::explain(&state.explain, &state.limiters, request.uri.query()).await,
         Endpoint::Reload => reload::reload(&state.reloader).await,
-        Endpoint::Usage => usage::show(&state.usage.book, request.uri.query()).await,
+        Endpoint::Usage => usage::show(&state.usage.recorder, request.uri.query()).await,
     };
     (right, answer)
 }

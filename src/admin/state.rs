@@ -14,7 +14,7 @@ use super::reload::Reloader;
 use crate::config;
 use crate::limiter::Limiters;
 use crate::telemetry::Metrics;
-use crate::usage::{Book, Fleet, FleetLimiter};
+use crate::usage::{Fleet, FleetLimiter, Recorder};
 
 /// Returns the breakers of the routes as JSON, in their order.
 pub type Breakers = Arc<dyn Fn() -> Vec<Value> + Send + Sync>;
@@ -50,7 +50,7 @@ pub struct AdminState {
 #[derive(Clone)]
 pub struct FleetUsage {
     /// Its counts by hour and day.
-    pub book: Arc<Book>,
+    pub recorder: Arc<Recorder>,
     /// Its present figures.
     pub fleet: Arc<Fleet>,
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use url::form_urlencoded;
 
 use super::response::{self, Response};
-use crate::usage::{Book, By, Counts, KEPT_FOR, Per};
+use crate::usage::{By, Counts, KEPT_FOR, Per, Recorder};
 
 /// The question that a query asks.
 struct UsageQuery {
@@ -17,12 +17,13 @@ struct UsageQuery {
 }
 
 /// Answers with the counts of the period that runs, or of a range: `by=client|route|limiter`, `per=1h|1d`, `from=` and `to=` (RFC 3339).
-pub(super) async fn show(book: &Book, query: Option<&str>) -> Response {
-    let UsageQuery { by, per, range } = match parse(query.unwrap_or_default(), book.now_us() / 1_000_000) {
+pub(super) async fn show(recorder: &Recorder, query: Option<&str>) -> Response {
+    let UsageQuery { by, per, range } = match parse(query.unwrap_or_default(), recorder.now_us() / 1_000_000)
+    {
         Ok(parsed) => parsed,
         Err(detail) => return response::problem(StatusCode::BAD_REQUEST, &detail),
     };
-    let report = match book.read(by, per, range).await {
+    let report = match recorder.read(by, per, range).await {
         Ok(report) => report,
         Err(error) => {
             let detail = format!("the fleet's counts cannot be read: {error}");
@@ -113,10 +114,10 @@ mod tests {
     #[tokio::test]
     async fn a_row_has_its_name_and_its_counts() {
         let usage = Usage::default();
-        let book = Book::new(usage.clone(), Arc::new(MemoryUsage::default()), Arc::default());
+        let recorder = Recorder::new(usage.clone(), Arc::new(MemoryUsage::default()), Arc::default());
         let counts = Counts { granted: 5, refused: 1, waited: 3, cancelled: 2 };
-        usage.cell(By::Limiter, &"github".into()).add(counts);
-        let answer = show(&book, Some("by=limiter&per=1d")).await;
+        usage.counters(By::Limiter, &"github".into()).add(counts);
+        let answer = show(&recorder, Some("by=limiter&per=1d")).await;
         let body = answer.into_body().collect().await.unwrap().to_bytes();
         let document: Value = serde_json::from_slice(&body).unwrap();
         let row = &document["usage"][0];

@@ -36,7 +36,7 @@ use crate::proxy::{self, Drained, Explanation, Proxy, ProxyBuildError, Reach};
 use crate::redis::{RedisSetupError, RedisStore, RedisUsage};
 use crate::telemetry::logging::LoggingError;
 use crate::telemetry::{Logging, Metrics, Spans, WAIT_SECONDS};
-use crate::usage::{Book, Fleet, MemoryUsage, StoreTime, Usage, UsageStore};
+use crate::usage::{Fleet, MemoryUsage, Recorder, StoreTime, Usage, UsageStore};
 
 /// The time within which further signals count as the first: supervisors signal a process and its group, or pass a signal on twice.
 const SAME_SIGNAL_TIME: Duration = Duration::from_secs(1);
@@ -219,7 +219,7 @@ pub struct App {
     /// Ends the proxy's listener.
     drain: CancellationToken,
     /// Writes the last counts of who has used what.
-    book: LastCounts,
+    last_counts: LastCounts,
     /// Ends everything else, also when weir is dropped before it has drained: a thread waits for it.
     end: DropGuard,
     tasks: TaskTracker,
@@ -296,7 +296,7 @@ impl App {
             spans,
             draining,
             drain,
-            book: last_counts,
+            last_counts,
             end: end_guard,
             tasks,
         })
@@ -320,7 +320,7 @@ impl App {
         let _ = self.draining.send(true);
         self.drain.cancel();
         let drained = self.serving.await.unwrap_or(Drained::Cut);
-        self.book.write().await;
+        self.last_counts.write().await;
         self.limiters.close().await;
         self.proxy.close().await;
         self.spans.close().await;
@@ -353,9 +353,9 @@ fn keep(limiters: &Limiters, tasks: &TaskTracker, end: &CancellationToken) {
 /// Creates what this replica knows of the use by the whole fleet.
 fn fleet_usage(usage: &Usage, store: Arc<dyn UsageStore>, limiters: &Limiters) -> FleetUsage {
     let (time, limiters) = (Arc::<StoreTime>::default(), limiters.clone());
-    let book = Book::new(usage.clone(), Arc::clone(&store), Arc::clone(&time));
+    let recorder = Recorder::new(usage.clone(), Arc::clone(&store), Arc::clone(&time));
     let fleet = Fleet::new(move |depth| limiters.readings(depth), WAIT_SECONDS, store, time);
-    FleetUsage { book: Arc::new(book), fleet: Arc::new(fleet) }
+    FleetUsage { recorder: Arc::new(recorder), fleet: Arc::new(fleet) }
 }
 
 /// The task that tells the store what this replica uses.
@@ -366,10 +366,10 @@ struct LastCounts {
 
 impl LastCounts {
     fn of(usage: &FleetUsage, tasks: &TaskTracker) -> LastCounts {
-        let (FleetUsage { book, fleet }, end) = (usage.clone(), CancellationToken::new());
+        let (FleetUsage { recorder, fleet }, end) = (usage.clone(), CancellationToken::new());
         let (ended, also_ended) = (end.clone(), end.clone());
         let run = async move {
-            tokio::join!(book.run(ended), fleet.run(also_ended));
+            tokio::join!(recorder.run(ended), fleet.run(also_ended));
         };
         LastCounts { task: tasks.spawn(run), end }
     }

@@ -338,9 +338,9 @@ mod tests {
 
     use super::*;
     use crate::usage::forecast::Refill;
-    use crate::usage::ledger::Batch;
     use crate::usage::period::Period;
     use crate::usage::store::{Record, Stamp, UsageError};
+    use crate::usage::unstored::Batch;
 
     /// A store on virtual time that replicas share.
     struct Shared {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use super::counts::{Counts, Key};
-use super::ledger::Batch;
 use super::period::Period;
+use super::unstored::Batch;
 use crate::clock::{Micros, unix_now};
 
 /// How long counts are kept.

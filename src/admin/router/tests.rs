@@ -14,7 +14,7 @@ use crate::config::{self, Handle, Loaded, Outcome, Problem};
 use crate::limiter::Limiters;
 use crate::limiter::store::memory::MemoryStore;
 use crate::telemetry::Metrics;
-use crate::usage::{Book, Fleet, MemoryUsage, Usage};
+use crate::usage::{Fleet, MemoryUsage, Recorder, Usage};
 
 /// The handles that the endpoints share, and the ends of them that the app holds.
 pub(in crate::admin) struct Admin {
@@ -55,7 +55,11 @@ pub(in crate::admin) fn admin(token: Option<&str>) -> Admin {
         dashboard: Dashboard::default(),
         last_scrape: Arc::default(),
         usage: FleetUsage {
-            book: Arc::new(Book::new(Usage::default(), Arc::new(MemoryUsage::default()), Arc::default())),
+            recorder: Arc::new(Recorder::new(
+                Usage::default(),
+                Arc::new(MemoryUsage::default()),
+                Arc::default(),
+            )),
             fleet: Arc::new(Fleet::new(
                 |_| Vec::new(),
                 &[],

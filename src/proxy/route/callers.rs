@@ -10,7 +10,7 @@ use crate::config::model::Config;
 use crate::limiter::model::Costs;
 use crate::limiter::{LimiterName, Provenance};
 use crate::telemetry::{ClientPermit, ClientPermits, ClientRequests, Metrics, Outcome, RouteMetrics};
-use crate::usage::{By, Cell, Counts, Usage};
+use crate::usage::{By, Counters, Counts, Usage};
 
 /// The name of every caller where no clients are configured.
 const NONE: &str = "none";
@@ -52,8 +52,8 @@ pub(crate) struct Callers {
 /// The counts of one client of one route.
 pub(crate) struct CallerCounts {
     requests: ClientRequests,
-    client: Arc<Cell>,
-    route: Option<Arc<Cell>>,
+    client: Arc<Counters>,
+    route: Option<Arc<Counters>>,
     limiters: Vec<LimiterCounts>,
 }
 
@@ -63,7 +63,7 @@ struct LimiterCounts {
     /// Its place among the route's.
     place: usize,
     permits: ClientPermits,
-    cell: Arc<Cell>,
+    counters: Arc<Counters>,
 }
 
 impl Callers {
@@ -116,12 +116,12 @@ impl Callers {
             limiter: limiter.clone(),
             place: *place,
             permits: metrics.client_permits(client, limiter.as_str()),
-            cell: usage.cell(By::Limiter, &limiter.as_str().into()),
+            counters: usage.counters(By::Limiter, &limiter.as_str().into()),
         };
         CallerCounts {
             requests: metrics.client_requests(&self.metrics, client),
-            client: usage.cell(By::Client, client),
-            route: (!self.route.is_empty()).then(|| usage.cell(By::Route, &self.route)),
+            client: usage.counters(By::Client, client),
+            route: (!self.route.is_empty()).then(|| usage.counters(By::Route, &self.route)),
             limiters: self.limiters.iter().map(limiter).collect(),
         }
     }
@@ -156,10 +156,10 @@ impl CallerCounts {
         let refused = |cost| Counts { refused: cost, ..Counts::default() };
         let largest = refused(costs.largest().get());
         self.client.add(largest);
-        self.route.iter().for_each(|cell| cell.add(largest));
+        self.route.iter().for_each(|counters| counters.add(largest));
         for counts in self.limiters.iter().filter(|counts| counts.limiter == *limiter) {
             let cost = costs.at(counts.place);
-            counts.cell.add(refused(cost));
+            counts.counters.add(refused(cost));
             counts.permits.add(ClientPermit::Refused, cost);
         }
     }
@@ -168,10 +168,10 @@ impl CallerCounts {
     fn add(&self, costs: &Costs, counts: impl Fn(u64) -> Counts, result: ClientPermit) {
         let largest = counts(costs.largest().get());
         self.client.add(largest);
-        self.route.iter().for_each(|cell| cell.add(largest));
+        self.route.iter().for_each(|counters| counters.add(largest));
         for limiter in &self.limiters {
             let cost = costs.at(limiter.place);
-            limiter.cell.add(counts(cost));
+            limiter.counters.add(counts(cost));
             limiter.permits.add(result, cost);
         }
     }

@@ -30,14 +30,14 @@ impl Batch {
 
 /// The counts on their way to the store.
 #[derive(Default, Debug)]
-pub(super) struct Ledger {
+pub(super) struct Unstored {
     hours: BTreeMap<u64, BTreeMap<Key, Counts>>,
     /// The batch that was sent and not answered: it may have been taken.
     unanswered: Option<Batch>,
     number: u64,
 }
 
-impl Ledger {
+impl Unstored {
     /// Adds what was counted in an hour. Returns whether the earliest hour had to be dropped.
     pub(super) fn add(&mut self, hour: u64, counted: Vec<(Key, Counts)>) -> bool {
         if counted.is_empty() {
@@ -91,37 +91,37 @@ mod tests {
         vec![((By::Client, "a".into()), Counts { granted, ..Counts::default() })]
     }
 
-    fn pending(ledger: &Ledger, period: Period) -> u64 {
+    fn pending(unstored: &Unstored, period: Period) -> u64 {
         let mut sum = 0;
-        ledger.pending(period, |_, counts| sum += counts.granted);
+        unstored.pending(period, |_, counts| sum += counts.granted);
         sum
     }
 
     #[test]
     fn a_batch_is_the_same_until_it_is_answered() {
-        let mut ledger = Ledger::default();
-        ledger.add(7200, counted(2));
-        let first = ledger.next(7300);
+        let mut unstored = Unstored::default();
+        unstored.add(7200, counted(2));
+        let first = unstored.next(7300);
         assert_eq!(first, Batch { number: 1, hour: 7200, rows: counted(2) });
-        ledger.add(7200, counted(5));
-        ledger.add(10800, counted(1));
-        assert_eq!(ledger.next(10900), first);
-        assert_eq!(pending(&ledger, Per::Hour.at(7200)), 7);
-        assert_eq!(pending(&ledger, Per::Day.at(7200)), 8);
-        ledger.answered();
-        assert_eq!(pending(&ledger, Per::Hour.at(7200)), 5);
-        assert_eq!(ledger.next(10900), Batch { number: 2, hour: 7200, rows: counted(5) });
-        ledger.answered();
-        assert_eq!(ledger.next(10900), Batch { number: 3, hour: 10800, rows: counted(1) });
-        ledger.answered();
-        assert!(!ledger.has_more());
-        assert_eq!(ledger.next(10900), Batch { number: 4, hour: 10800, rows: Vec::new() });
+        unstored.add(7200, counted(5));
+        unstored.add(10800, counted(1));
+        assert_eq!(unstored.next(10900), first);
+        assert_eq!(pending(&unstored, Per::Hour.at(7200)), 7);
+        assert_eq!(pending(&unstored, Per::Day.at(7200)), 8);
+        unstored.answered();
+        assert_eq!(pending(&unstored, Per::Hour.at(7200)), 5);
+        assert_eq!(unstored.next(10900), Batch { number: 2, hour: 7200, rows: counted(5) });
+        unstored.answered();
+        assert_eq!(unstored.next(10900), Batch { number: 3, hour: 10800, rows: counted(1) });
+        unstored.answered();
+        assert!(!unstored.has_more());
+        assert_eq!(unstored.next(10900), Batch { number: 4, hour: 10800, rows: Vec::new() });
     }
 
     #[test]
     fn the_hours_of_a_long_outage_are_bounded() {
-        let mut ledger = Ledger::default();
-        let dropped = (0..HOURS_MAX as u64 + 2).filter(|hour| ledger.add(hour * 3600, counted(1))).count();
-        assert_eq!((dropped, ledger.next(0).hour), (2, 2 * 3600));
+        let mut unstored = Unstored::default();
+        let dropped = (0..HOURS_MAX as u64 + 2).filter(|hour| unstored.add(hour * 3600, counted(1))).count();
+        assert_eq!((dropped, unstored.next(0).hour), (2, 2 * 3600));
     }
 }

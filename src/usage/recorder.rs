@@ -7,11 +7,11 @@ use tokio::time::{Duration, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::clock::StoreTime;
+use super::counters::Usage;
 use super::counts::{By, Counts, Key};
-use super::ledger::Ledger;
 use super::period::{Per, Period};
 use super::store::{Stamp, UsageError, UsageStore};
-use super::tally::Usage;
+use super::unstored::Unstored;
 
 /// The seconds between two writes, which come at the full minutes of the store's clock, so that no write mixes two hours.
 const INTERVAL: u64 = 60;
@@ -41,17 +41,17 @@ pub struct Report {
 }
 
 /// The counts of this process on their way to the store.
-pub struct Book {
+pub struct Recorder {
     usage: Usage,
     store: Arc<dyn UsageStore>,
-    ledger: Mutex<Ledger>,
+    unstored: Mutex<Unstored>,
     time: Arc<StoreTime>,
 }
 
-impl Book {
-    /// Creates a book of these counters.
-    pub fn new(usage: Usage, store: Arc<dyn UsageStore>, time: Arc<StoreTime>) -> Book {
-        Book { usage, store, ledger: Mutex::default(), time }
+impl Recorder {
+    /// Creates a recorder of these counters.
+    pub fn new(usage: Usage, store: Arc<dyn UsageStore>, time: Arc<StoreTime>) -> Recorder {
+        Recorder { usage, store, unstored: Mutex::default(), time }
     }
 
     /// Writes at every full minute, until `end`; then what is left.
@@ -74,9 +74,9 @@ impl Book {
             };
         }
         self.collect(0);
-        let last = async { while lock(&self.ledger).has_more() && self.write().await.is_ok() {} };
+        let last = async { while lock(&self.unstored).has_more() && self.write().await.is_ok() {} };
         let _ = timeout(LAST_MAX, last).await;
-        if lock(&self.ledger).has_more() {
+        if lock(&self.unstored).has_more() {
             tracing::warn!(
                 "the last counts of who used what could not be written: the store does not answer"
             );
@@ -105,8 +105,8 @@ impl Book {
             }
         };
         record.rows.iter().for_each(|(period, key, counts)| add(*period, key, *counts));
-        let ledger = lock(&self.ledger);
-        periods.iter().for_each(|period| ledger.pending(*period, |key, counts| add(*period, key, counts)));
+        let unstored = lock(&self.unstored);
+        periods.iter().for_each(|period| unstored.pending(*period, |key, counts| add(*period, key, counts)));
         let mut rows: Vec<Row> =
             sums.into_iter().map(|((from, name), counts)| Row { from, name, counts }).collect();
         rows.sort_by_key(|row| (row.from, std::cmp::Reverse(row.counts.granted)));
@@ -121,15 +121,15 @@ impl Book {
     /// Takes what was counted since the last time as use of the hour that was so many seconds ago.
     fn collect(&self, seconds_ago: u64) {
         let second = (self.now_us() / 1_000_000).saturating_sub(seconds_ago);
-        if lock(&self.ledger).add(Per::Hour.at(second).from, self.usage.take()) {
+        if lock(&self.unstored).add(Per::Hour.at(second).from, self.usage.take()) {
             tracing::warn!("counts of who used what were dropped: the store has been away for too long");
         }
     }
 
     async fn write(&self) -> Result<(), UsageError> {
-        let batch = lock(&self.ledger).next(self.now_us() / 1_000_000);
+        let batch = lock(&self.unstored).next(self.now_us() / 1_000_000);
         let Stamp { now_us, .. } = self.store.add(&batch).await?;
-        lock(&self.ledger).answered();
+        lock(&self.unstored).answered();
         self.time.set(now_us);
         Ok(())
     }
@@ -151,23 +151,23 @@ mod tests {
     #[tokio::test]
     async fn the_hour_that_runs_is_whole_before_and_after_a_write() {
         let (usage, store) = (Usage::default(), Arc::new(MemoryUsage::default()));
-        let book = Book::new(usage.clone(), store, Arc::default());
+        let recorder = Recorder::new(usage.clone(), store, Arc::default());
         let (few, many): (Arc<str>, Arc<str>) = ("few".into(), "many".into());
-        usage.cell(By::Client, &few).add(granted(2));
-        usage.cell(By::Route, &few).add(granted(9));
+        usage.counters(By::Client, &few).add(granted(2));
+        usage.counters(By::Route, &few).add(granted(9));
         let rows = |report: Report| -> Vec<(String, u64)> {
             report.rows.iter().map(|row| (row.name.to_string(), row.counts.granted)).collect()
         };
         for per in [Per::Hour, Per::Day] {
-            let report = book.read(By::Client, per, None).await.unwrap();
+            let report = recorder.read(By::Client, per, None).await.unwrap();
             assert_eq!(rows(report), [("few".to_owned(), 2)]);
         }
-        book.write().await.unwrap();
-        usage.cell(By::Client, &few).add(granted(1));
-        usage.cell(By::Client, &many).add(granted(7));
+        recorder.write().await.unwrap();
+        usage.counters(By::Client, &few).add(granted(1));
+        usage.counters(By::Client, &many).add(granted(7));
         for per in [Per::Hour, Per::Day] {
-            let report = book.read(By::Client, per, None).await.unwrap();
-            assert!(report.since_us <= book.now_us());
+            let report = recorder.read(By::Client, per, None).await.unwrap();
+            assert!(report.since_us <= recorder.now_us());
             assert_eq!(rows(report), [("many".to_owned(), 7), ("few".to_owned(), 3)]);
         }
     }
@@ -175,12 +175,12 @@ mod tests {
     #[tokio::test]
     async fn remaining_counts_are_written_at_the_end() {
         let (usage, store) = (Usage::default(), Arc::new(MemoryUsage::default()));
-        let book = Book::new(usage.clone(), store.clone(), Arc::default());
-        usage.cell(By::Limiter, &"l".into()).add(granted(3));
+        let recorder = Recorder::new(usage.clone(), store.clone(), Arc::default());
+        usage.counters(By::Limiter, &"l".into()).add(granted(3));
         let end = CancellationToken::new();
         end.cancel();
         let before = Per::Hour.at(unix_us() / 1_000_000);
-        book.run(end).await;
+        recorder.run(end).await;
         let mut hours = vec![before, Per::Hour.at(unix_us() / 1_000_000)];
         hours.dedup();
         let rows = store.read(&hours).await.unwrap().rows;
