@@ -17,7 +17,7 @@ use crate::config::model::{Admin, Secret};
 
 /// By what right somebody is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Right {
+pub(super) enum AccessRight {
     /// `admin.token`.
     Token,
     /// `admin.read_token`.
@@ -51,24 +51,29 @@ pub(super) fn is_set(token: Option<&Secret>) -> bool {
 ///
 /// # Errors
 /// The reason to refuse the request.
-pub(super) fn check(loopback: bool, admin: &Admin, acts: bool, headers: &HeaderMap) -> Result<Right, Denied> {
+pub(super) fn check(
+    loopback: bool,
+    admin: &Admin,
+    acts: bool,
+    headers: &HeaderMap,
+) -> Result<AccessRight, Denied> {
     let set = |token: &'_ &Secret| is_set(Some(*token));
     match admin.token.as_ref().filter(set) {
         Some(token) => {
             let sent = bearer::digest(headers, &AUTHORIZATION).ok_or(Denied::Token)?;
             let is = |token: &Secret| sent == TokenDigest::of(token.reveal());
             if is(token) {
-                Ok(Right::Token)
+                Ok(AccessRight::Token)
             } else if !admin.read_token.as_ref().filter(set).is_some_and(is) {
                 Err(Denied::Token)
             } else if acts {
                 Err(Denied::ReadToken)
             } else {
-                Ok(Right::ReadToken)
+                Ok(AccessRight::ReadToken)
             }
         }
         None if !loopback => Err(Denied::NoTokenSet),
-        None => check_page(headers).map(|()| Right::Loopback),
+        None => check_page(headers).map(|()| AccessRight::Loopback),
     }
 }
 
@@ -123,9 +128,9 @@ mod tests {
         for loopback in [true, false] {
             let check =
                 |acts, value| super::check(loopback, &both, acts, &headers(&[(AUTHORIZATION, value)]));
-            assert_eq!(check(false, "Bearer r3ad"), Ok(Right::ReadToken));
+            assert_eq!(check(false, "Bearer r3ad"), Ok(AccessRight::ReadToken));
             assert_eq!(check(true, "Bearer r3ad"), Err(Denied::ReadToken));
-            assert_eq!(check(true, "Bearer t0ken"), Ok(Right::Token));
+            assert_eq!(check(true, "Bearer t0ken"), Ok(AccessRight::Token));
             assert_eq!(check(false, "Bearer r3a"), Err(Denied::Token));
         }
         let empty = admin(Some(&token), Some(&Secret::new("")));

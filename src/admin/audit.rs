@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use http::StatusCode;
 use http::request::Parts;
 
-use super::access::Right;
+use super::access::AccessRight;
 use super::named_partition;
 use crate::config::model::Config;
 use crate::limiter::model::limit::LimiterName;
@@ -21,7 +21,7 @@ pub(super) struct PeerAddress(pub(super) IpAddr);
 pub(super) fn log(
     config: &Config,
     request: &Parts,
-    right: Option<Right>,
+    right: Option<AccessRight>,
     (act, limiter): (&str, Option<&str>),
     status: StatusCode,
 ) {
@@ -31,9 +31,9 @@ pub(super) fn log(
         _ => "failed",
     };
     let by = match right {
-        Some(Right::Token) => "admin.token",
-        Some(Right::ReadToken) => "admin.read_token",
-        Some(Right::Loopback) => "loopback",
+        Some(AccessRight::Token) => "admin.token",
+        Some(AccessRight::ReadToken) => "admin.read_token",
+        Some(AccessRight::Loopback) => "loopback",
         None => "none",
     };
     let address = request.extensions.get::<PeerAddress>().map(|peer| tracing::field::display(peer.0));

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Duration, Instant, MissedTickBehavior, interval};
 
-use super::hour::{Hour, Seen};
+use super::hour::{FleetSnapshot, Hour};
 use super::routes::Routes;
 use crate::clock::{millis, unix_now};
 use crate::telemetry::RouteCounts;
@@ -55,16 +55,16 @@ impl Default for Dashboard {
 }
 
 impl Dashboard {
-    /// Samples at a fixed interval what `look` returns. Never returns.
-    pub(super) async fn sample(&self, look: impl Fn() -> Look) {
+    /// Keeps a snapshot at a fixed interval. Never returns.
+    pub(super) async fn sample(&self, snapshot: impl Fn() -> Snapshot) {
         let mut next = interval(SAMPLE_INTERVAL);
         next.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             next.tick().await;
-            let Look { seen, routes, waits } = look();
+            let Snapshot { fleet, routes, waits } = snapshot();
             let mut sampled = self.sampled();
             let now = millis(unix_now());
-            sampled.hour.add(now, seen);
+            sampled.hour.add(now, fleet);
             sampled.routes.add(now, routes);
             if sampled.waits.len() >= WAITS_MAX {
                 sampled.waits.pop_front();
@@ -121,13 +121,13 @@ impl Dashboard {
     }
 }
 
-/// A sampled value.
-pub(super) struct Look {
+/// The fleet and this replica at one instant.
+pub(super) struct Snapshot {
     /// The fleet.
-    pub(super) seen: Seen,
+    pub(super) fleet: FleetSnapshot,
     /// The counts of this replica's routes.
     pub(super) routes: Vec<RouteCounts>,
-    /// The longest wait of each limiter of this replica since the last look.
+    /// The longest wait of each limiter of this replica since the last snapshot.
     pub(super) waits: Vec<(String, Duration)>,
 }
 

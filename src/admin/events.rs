@@ -20,8 +20,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Duration, Instant, Interval, MissedTickBehavior, interval, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::dashboard::Look;
-use super::hour::Seen;
+use super::dashboard::Snapshot;
+use super::hour::FleetSnapshot;
 use super::response::{self, Response};
 use super::state::AdminState;
 use super::{config, limiters, replicas};
@@ -117,14 +117,14 @@ impl Stream {
     }
 }
 
-/// Looks at what the dashboard samples. Asks no store.
-pub(super) fn look(state: &AdminState) -> Look {
+/// Takes a snapshot for the dashboard. Asks no store.
+pub(super) fn snapshot(state: &AdminState) -> Snapshot {
     let replica = |replica: Replica| {
         let name = if replica.host.is_empty() { replica_name(replica.id) } else { replica.host.to_string() };
         (replica.id, name)
     };
     let reload = state.config.last_reload();
-    let seen = Seen {
+    let fleet = FleetSnapshot {
         limiters: state.usage.fleet.limiters(),
         store_up: state.limiters.store_up(),
         reload: reload.map(|reload| {
@@ -134,7 +134,7 @@ pub(super) fn look(state: &AdminState) -> Look {
     };
     let tallies = state.limiters.tallies().into_iter();
     let waits = tallies.map(|tally| (tally.name.to_string(), tally.longest_wait)).collect();
-    Look { seen, routes: state.metrics.route_counts(), waits }
+    Snapshot { fleet, routes: state.metrics.route_counts(), waits }
 }
 
 /// Collects the state that the page shows.

@@ -24,7 +24,7 @@ const FIGURES: [&str; 7] = ["granted", "refused", "waiting", "p50", "p95", "p99"
 type Figures = [f32; FIGURES.len()];
 
 /// The fleet at one instant.
-pub(super) struct Seen {
+pub(super) struct FleetSnapshot {
     /// The limiters.
     pub(super) limiters: Vec<FleetLimiter>,
     /// True while the store answers.
@@ -57,7 +57,7 @@ struct Mark {
 pub(super) struct Hour {
     samples: VecDeque<Sample>,
     marks: VecDeque<Mark>,
-    before: Option<Seen>,
+    before: Option<FleetSnapshot>,
 }
 
 /// The last hour as a page gets it. Small beside a tree of JSON values: there may be tens of thousands of figures.
@@ -71,19 +71,19 @@ pub(super) struct HourView<'a> {
 
 impl Hour {
     /// Takes in the fleet at an instant.
-    pub(super) fn add(&mut self, at_unix_ms: u64, seen: Seen) {
+    pub(super) fn add(&mut self, at_unix_ms: u64, fleet: FleetSnapshot) {
         if self.samples.len() >= SAMPLES_MAX {
             self.samples.pop_front();
         }
-        let names = seen.limiters.iter().map(|limiter| &limiter.name);
+        let names = fleet.limiters.iter().map(|limiter| &limiter.name);
         let names = match self.samples.back() {
             Some(before) if before.names.iter().eq(names.clone()) => Arc::clone(&before.names),
             _ => names.cloned().collect(),
         };
-        let figures = seen.limiters.iter().map(figures).collect();
+        let figures = fleet.limiters.iter().map(figures).collect();
         self.samples.push_back(Sample { at_unix_ms, names, figures });
         if let Some(before) = &self.before {
-            let marks = happened(before, &seen);
+            let marks = happened(before, &fleet);
             self.marks.extend(marks.into_iter().map(|(kind, text, limiter)| Mark {
                 at_unix_ms,
                 kind,
@@ -94,7 +94,7 @@ impl Hour {
                 self.marks.pop_front();
             }
         }
-        self.before = Some(seen);
+        self.before = Some(fleet);
     }
 
     /// Returns what a page gets: instants, and for each limiter a list of each figure.
@@ -147,7 +147,7 @@ fn figures(limiter: &FleetLimiter) -> Figures {
 }
 
 /// Returns what has happened between two samples: a kind, a text, and the limiter that it concerns.
-fn happened(before: &Seen, now: &Seen) -> Vec<(&'static str, String, Option<Arc<str>>)> {
+fn happened(before: &FleetSnapshot, now: &FleetSnapshot) -> Vec<(&'static str, String, Option<Arc<str>>)> {
     let mut marks = Vec::new();
     match (before.store_up, now.store_up) {
         (true, false) => marks.push(("outage", "the store is away".to_owned(), None)),
@@ -180,7 +180,7 @@ fn happened(before: &Seen, now: &Seen) -> Vec<(&'static str, String, Option<Arc<
 mod tests {
     use super::*;
 
-    fn seen(names: &[&str], is_paused: bool) -> Seen {
+    fn snapshot(names: &[&str], is_paused: bool) -> FleetSnapshot {
         let limiter = |name: &&str| FleetLimiter {
             name: (*name).into(),
             granted_per_second: 2.5,
@@ -193,14 +193,19 @@ mod tests {
             partitions: None,
         };
         let limiters = names.iter().map(limiter).collect();
-        Seen { limiters, store_up: true, reload: None, replicas: BTreeMap::from([(1, "a".to_owned())]) }
+        FleetSnapshot {
+            limiters,
+            store_up: true,
+            reload: None,
+            replicas: BTreeMap::from([(1, "a".to_owned())]),
+        }
     }
 
     #[test]
     fn a_limiter_that_is_new_has_no_figures_before() {
         let mut hour = Hour::default();
-        hour.add(1000, seen(&["a"], false));
-        hour.add(6000, seen(&["a", "b"], false));
+        hour.add(1000, snapshot(&["a"], false));
+        hour.add(6000, snapshot(&["a", "b"], false));
         let view = serde_json::to_value(hour.view()).unwrap();
         assert_eq!(view["at"], json!([1000, 6000]));
         assert_eq!(view["limiters"]["a"]["granted"], json!([2.5, 2.5]));
@@ -212,11 +217,14 @@ mod tests {
     #[test]
     fn a_change_between_two_samples_is_a_mark() {
         let mut hour = Hour::default();
-        hour.add(0, seen(&["a"], false));
-        hour.add(1, seen(&["a"], true));
-        hour.add(2, Seen { store_up: false, ..seen(&["a"], true) });
-        hour.add(3, Seen { reload: Some((7, true)), replicas: BTreeMap::new(), ..seen(&["a"], false) });
-        hour.add(4, Seen { reload: Some((7, true)), ..seen(&["a"], false) });
+        hour.add(0, snapshot(&["a"], false));
+        hour.add(1, snapshot(&["a"], true));
+        hour.add(2, FleetSnapshot { store_up: false, ..snapshot(&["a"], true) });
+        hour.add(
+            3,
+            FleetSnapshot { reload: Some((7, true)), replicas: BTreeMap::new(), ..snapshot(&["a"], false) },
+        );
+        hour.add(4, FleetSnapshot { reload: Some((7, true)), ..snapshot(&["a"], false) });
         let marks = hour.marks();
         let kinds: Vec<_> = marks
             .as_array()
@@ -242,7 +250,7 @@ mod tests {
         let names: Vec<String> = (0..50).map(|index| format!("limiter-{index}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let mut hour = Hour::default();
-        (0..1000).for_each(|at| hour.add(at, seen(&names, false)));
+        (0..1000).for_each(|at| hour.add(at, snapshot(&names, false)));
         let view = serde_json::to_value(hour.view()).unwrap();
         let instants = view["at"].as_array().unwrap();
         assert_eq!((hour.samples.len(), instants.len(), &instants[239]), (720, 240, &json!(999)));

@@ -7,7 +7,7 @@ use http::{HeaderValue, Method, StatusCode};
 use http_body::Body;
 use serde_json::json;
 
-use super::access::{self, Denied, Right};
+use super::access::{self, AccessRight, Denied};
 use super::limiters::{Action, BoxError, LimiterPath};
 use super::response::{self, Response};
 use super::state::AdminState;
@@ -142,14 +142,14 @@ async fn answer(
     request: &Parts,
     endpoint: Endpoint<'_>,
     body: impl Body<Data = Bytes, Error: Into<BoxError>>,
-) -> (Option<Right>, Response) {
+) -> (Option<AccessRight>, Response) {
     let config = state.config.config();
     let mut right = None;
     if !endpoint.is_public(access::is_set(config.admin.token.as_ref())) {
         match access::check(loopback, &config.admin, endpoint.act().is_some(), &request.headers) {
             Ok(granted) => right = Some(granted),
             Err(denied) => {
-                let right = (denied == Denied::ReadToken).then_some(Right::ReadToken);
+                let right = (denied == Denied::ReadToken).then_some(AccessRight::ReadToken);
                 return (right, refuse(denied));
             }
         }

@@ -80,7 +80,7 @@ impl Server {
     async fn run(&self) {
         let (mut connections, mut spare) = (Connections::default(), Spare::new());
         let state = &self.connection.state;
-        let sampling = state.dashboard.sample(|| events::look(state));
+        let sampling = state.dashboard.sample(|| events::snapshot(state));
         tokio::pin!(sampling);
         loop {
             tokio::select! {

@@ -8,7 +8,7 @@ use clap_complete::Shell;
 
 use super::check;
 use super::explain::ExplainArguments;
-use super::remote::{Remote, Which};
+use super::remote::{LimiterArguments, Remote};
 use super::usage::UsageArguments;
 use crate::admin;
 
@@ -81,7 +81,7 @@ pub enum Command {
     Pause {
         /// The limiter
         #[command(flatten)]
-        which: Which,
+        limiter: LimiterArguments,
         /// The length of the pause, such as 30s or 5m; at most 1d
         #[arg(long = "for", value_name = "DURATION", value_parser = pause_length)]
         lasting: String,
@@ -95,7 +95,7 @@ pub enum Command {
     Resume {
         /// The limiter
         #[command(flatten)]
-        which: Which,
+        limiter: LimiterArguments,
         /// The running weir
         #[command(flatten)]
         remote: Remote,
@@ -106,7 +106,7 @@ pub enum Command {
     Reset {
         /// The limiter
         #[command(flatten)]
-        which: Which,
+        limiter: LimiterArguments,
         /// The running weir
         #[command(flatten)]
         remote: Remote,

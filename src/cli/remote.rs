@@ -56,7 +56,7 @@ pub struct Remote {
 
 /// A limiter, or one of its partitions.
 #[derive(Debug, Args)]
-pub struct Which {
+pub struct LimiterArguments {
     /// The limiter
     pub name: String,
     /// A partition: the values of the limiter's key, in order
@@ -89,12 +89,13 @@ pub enum RemoteError {
 /// If there is no answer, or it cannot be printed.
 pub async fn limiters(
     remote: Remote,
-    which: Option<Which>,
+    limiter: Option<LimiterArguments>,
     top: bool,
     watch: bool,
 ) -> Result<ExitCode, RemoteError> {
     loop {
-        let path = which.as_ref().map_or_else(|| "/api/limiters".to_owned(), |which| path_of(which, ""));
+        let path =
+            limiter.as_ref().map_or_else(|| "/api/limiters".to_owned(), |limiter| path_of(limiter, ""));
         let answer = remote.ask(Method::GET, &path, "").await?;
         if top && answer["partitioned"] == false {
             return Err(RemoteError::Refused("this limiter has no key, so it has no partitions".to_owned()));
@@ -117,12 +118,12 @@ pub async fn limiters(
 /// If weir refused, there is no answer, or it cannot be printed.
 pub async fn act(
     remote: Remote,
-    which: Which,
+    limiter: LimiterArguments,
     action: &str,
     lasting: Option<&str>,
 ) -> Result<ExitCode, RemoteError> {
     let body = lasting.map(|lasting| serde_json::json!({"for": lasting}).to_string()).unwrap_or_default();
-    let answer = remote.ask(Method::POST, &path_of(&which, action), &body).await?;
+    let answer = remote.ask(Method::POST, &path_of(&limiter, action), &body).await?;
     remote.show(&answer, limiters_tables)?;
     if !remote.json
         && let Some(detail) = answer["detail"].as_str()
@@ -241,15 +242,15 @@ fn token() -> Option<String> {
     std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty())
 }
 
-fn path_of(which: &Which, action: &str) -> String {
-    let name: String = form_urlencoded::byte_serialize(which.name.as_bytes()).collect();
+fn path_of(limiter: &LimiterArguments, action: &str) -> String {
+    let name: String = form_urlencoded::byte_serialize(limiter.name.as_bytes()).collect();
     let mut path = format!("/api/limiters/{name}");
     if !action.is_empty() {
         path.push('/');
         path.push_str(action);
     }
-    if !which.partition.is_empty() {
-        let pairs = which.partition.iter().map(|value| ("partition", value));
+    if !limiter.partition.is_empty() {
+        let pairs = limiter.partition.iter().map(|value| ("partition", value));
         path.push('?');
         path.push_str(&form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish());
     }

@@ -11,7 +11,7 @@ use thiserror::Error;
 use tokio::runtime::{self, Runtime};
 
 use super::arguments::{Cli, Command};
-use super::remote::{self, Which};
+use super::remote::{self, LimiterArguments};
 use super::{check, completions, demo, explain, man, schema, usage};
 use crate::app;
 
@@ -38,14 +38,18 @@ pub fn run(cli: Cli) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
             ExitCode::SUCCESS
         }
         Command::Limiters { name, partition, top, watch, remote } => {
-            let which = name.map(|name| Which { name, partition });
-            start()?.block_on(remote::limiters(remote, which, top, watch))?
+            let limiter = name.map(|name| LimiterArguments { name, partition });
+            start()?.block_on(remote::limiters(remote, limiter, top, watch))?
         }
-        Command::Pause { which, lasting, remote } => {
-            start()?.block_on(remote::act(remote, which, "pause", Some(&lasting)))?
+        Command::Pause { limiter, lasting, remote } => {
+            start()?.block_on(remote::act(remote, limiter, "pause", Some(&lasting)))?
         }
-        Command::Resume { which, remote } => start()?.block_on(remote::act(remote, which, "resume", None))?,
-        Command::Reset { which, remote } => start()?.block_on(remote::act(remote, which, "reset", None))?,
+        Command::Resume { limiter, remote } => {
+            start()?.block_on(remote::act(remote, limiter, "resume", None))?
+        }
+        Command::Reset { limiter, remote } => {
+            start()?.block_on(remote::act(remote, limiter, "reset", None))?
+        }
         Command::Replicas { remote } => start()?.block_on(remote::replicas(remote))?,
         Command::Usage(arguments) => start()?.block_on(usage::run(arguments))?,
         Command::Health { remote } => start()?.block_on(remote::health(remote))?,

@@ -46,13 +46,13 @@ type Files = HashMap<PathBuf, Result<String, String>>;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Segment<'a> {
     Literal(&'a str),
-    Variable { name: &'a str, absent: Absent<'a> },
+    Variable { name: &'a str, absent: WhenUnset<'a> },
     File(&'a str),
 }
 
 /// The treatment of a variable that is not set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Absent<'a> {
+pub(crate) enum WhenUnset<'a> {
     /// `${VAR}`: a problem. An empty value is a value.
     Problem,
     /// `${VAR:-default}`: this value is taken, also in place of an empty one.
@@ -122,9 +122,9 @@ fn reference_of(reference: &str) -> Result<Segment<'_>, String> {
     let length = reference.bytes().take_while(|byte| byte.is_ascii_alphanumeric() || *byte == b'_').count();
     let (name, rest) = reference.split_at(length);
     let absent = match (rest.strip_prefix(":-"), rest.strip_prefix(":?")) {
-        (Some(default), _) => Some(Absent::Default(default)),
-        (_, Some(why)) => Some(Absent::Why(why)),
-        (None, None) => rest.is_empty().then_some(Absent::Problem),
+        (Some(default), _) => Some(WhenUnset::Default(default)),
+        (_, Some(why)) => Some(WhenUnset::Why(why)),
+        (None, None) => rest.is_empty().then_some(WhenUnset::Problem),
     };
     match (name.bytes().next(), absent) {
         (Some(first), Some(absent)) if !first.is_ascii_digit() => Ok(Segment::Variable { name, absent }),
@@ -161,16 +161,18 @@ fn resolve(scalar: &Scalar, sources: Sources<'_>, files: &mut Files) -> Result<S
 }
 
 /// Returns the value of a variable, by the rules of shells.
-fn variable(name: &str, absent: Absent<'_>, sources: Sources<'_>) -> Result<String, String> {
+fn variable(name: &str, absent: WhenUnset<'_>, sources: Sources<'_>) -> Result<String, String> {
     match ((sources.variable)(name), absent) {
-        (Ok(value), Absent::Problem) => Ok(value),
+        (Ok(value), WhenUnset::Problem) => Ok(value),
         (Ok(value), _) if !value.is_empty() => Ok(value),
-        (Ok(_) | Err(VarError::NotPresent), Absent::Default(default)) => Ok(default.to_owned()),
-        (Ok(_), Absent::Why(why)) => Err(format!("the variable {} is empty: {}", quoted(name), reason(why))),
-        (Err(VarError::NotPresent), Absent::Why(why)) => {
+        (Ok(_) | Err(VarError::NotPresent), WhenUnset::Default(default)) => Ok(default.to_owned()),
+        (Ok(_), WhenUnset::Why(why)) => {
+            Err(format!("the variable {} is empty: {}", quoted(name), reason(why)))
+        }
+        (Err(VarError::NotPresent), WhenUnset::Why(why)) => {
             Err(format!("the environment has no variable {}: {}", quoted(name), reason(why)))
         }
-        (Err(VarError::NotPresent), Absent::Problem) => Err(format!(
+        (Err(VarError::NotPresent), WhenUnset::Problem) => Err(format!(
             "the environment has no variable {}; set it, or give a default with `${{NAME:-default}}`",
             quoted(name)
         )),

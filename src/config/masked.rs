@@ -8,7 +8,7 @@
 use serde_json::{Map, Value as Json};
 use sha2::{Digest, Sha256};
 
-use super::interpolate::{Absent, Segment, segments};
+use super::interpolate::{Segment, WhenUnset, segments};
 use super::key_part::is_secret_name;
 use super::problem::{Mark, Secrets, index_path, key_path};
 use super::yaml::{Entry, Kind, Node, Origin, Scalar, Value};
@@ -214,7 +214,7 @@ fn is_by_reference(text: &str) -> bool {
     };
     let is_open = |segment: &Segment<'_>| match segment {
         Segment::Literal(text) => is_word(text),
-        Segment::Variable { absent, .. } => !matches!(absent, Absent::Default(_)),
+        Segment::Variable { absent, .. } => !matches!(absent, WhenUnset::Default(_)),
         Segment::File(_) => true,
     };
     text.contains("${") && segments(text).is_ok_and(|segments| segments.iter().all(is_open))

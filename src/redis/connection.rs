@@ -23,7 +23,7 @@ use crate::redis::explain::{explain, word};
 use crate::redis::health::{Circuits, Health};
 use crate::redis::keys;
 use crate::redis::pool::{Connections, connect_timeout};
-use crate::redis::repetition::{Turn, Twice};
+use crate::redis::repetition::{RepeatedCall, Turn};
 use crate::redis::script::Scripts;
 use crate::telemetry::{StoreMetrics, StoreOp, StoreResult};
 
@@ -249,7 +249,7 @@ impl PartConnection {
         let (turn, caller, again) = (Turn::first(), owner.clone(), command.clone());
         let first = async move { first.attempt(op, owner.as_str(), turn, &*command).await };
         let second = async move { second.attempt(op, RECOVERY, turn.again(), &*again).await };
-        let mut calls = Twice::new(first, second);
+        let mut calls = RepeatedCall::new(first, second);
         // The server answers, and the first connection loses what it says: what stands between may have forgotten it, or lets pass one
         // direction alone.
         let store = self.clone();

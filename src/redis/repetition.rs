@@ -55,19 +55,19 @@ type Heard<T> = (T, bool);
 type UnderWay<T> = Fuse<BoxFuture<'static, Result<T, StoreError>>>;
 
 /// A call under way, and its repetition, which begins when it is first waited for.
-pub(super) struct Twice<T> {
+pub(super) struct RepeatedCall<T> {
     first: UnderWay<T>,
     second: UnderWay<T>,
     /// The second's answer, which did not count in time.
     kept: Option<T>,
 }
 
-impl<T: Send + 'static> Twice<T> {
+impl<T: Send + 'static> RepeatedCall<T> {
     pub(super) fn new(
         first: impl Future<Output = Result<T, StoreError>> + Send + 'static,
         second: impl Future<Output = Result<T, StoreError>> + Send + 'static,
-    ) -> Twice<T> {
-        Twice { first: first.boxed().fuse(), second: second.boxed().fuse(), kept: None }
+    ) -> RepeatedCall<T> {
+        RepeatedCall { first: first.boxed().fuse(), second: second.boxed().fuse(), kept: None }
     }
 
     /// Waits for the answer. The second's is kept for later unless it `counts`.
@@ -142,16 +142,16 @@ mod tests {
     async fn the_second_call_begins_behind_half_a_second_and_counts_where_it_is_confirmed() {
         let (short, long) = (Duration::from_millis(10), Duration::from_secs(9));
         let begun = Instant::now();
-        let mut calls = Twice::new(after(REPEAT_AFTER - short, 1), pending());
+        let mut calls = RepeatedCall::new(after(REPEAT_AFTER - short, 1), pending());
         assert_eq!(calls.in_time(true).await.unwrap(), (1, false));
         let begun_second = Instant::now();
-        let mut calls = Twice::new(after(long, 1), after(short, 2));
+        let mut calls = RepeatedCall::new(after(long, 1), after(short, 2));
         assert_eq!(calls.in_time(true).await.unwrap(), (2, true));
         assert_eq!(begun_second.elapsed(), REPEAT_AFTER + short);
-        let mut calls = Twice::new(after(long, 1), after(short, 2));
+        let mut calls = RepeatedCall::new(after(long, 1), after(short, 2));
         assert!(timeout(long / 2, calls.in_time(false)).await.is_err(), "nobody has confirmed it");
         assert_eq!(calls.late().await.unwrap(), (2, true));
-        let mut calls = Twice::new(after(long, 1), ready(Err(StoreError::Away)));
+        let mut calls = RepeatedCall::new(after(long, 1), ready(Err(StoreError::Away)));
         assert_eq!(calls.in_time(true).await.unwrap(), (1, false), "the second fails");
         assert!(begun.elapsed() < 4 * long);
     }
@@ -162,14 +162,14 @@ mod tests {
             sleep(REPEAT_AFTER * 2).await;
             Err::<u8, _>(StoreError::Away)
         };
-        let mut calls = Twice::new(first, ready(Err(StoreError::Away)));
+        let mut calls = RepeatedCall::new(first, ready(Err(StoreError::Away)));
         assert!(calls.in_time(true).await.is_err());
         assert!(calls.late().await.is_err());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_call_with_an_early_deadline_is_repeated_behind_it() {
-        let mut calls = Twice::new(pending(), after(Duration::ZERO, 2));
+        let mut calls = RepeatedCall::new(pending(), after(Duration::ZERO, 2));
         assert!(timeout(REPEAT_AFTER / 5, calls.in_time(true)).await.is_err());
         let begun = Instant::now();
         assert_eq!(calls.late().await.unwrap(), (2, true));

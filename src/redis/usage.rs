@@ -13,7 +13,9 @@ use crate::redis::arguments::{Arguments, Context};
 use crate::redis::keys;
 use crate::redis::store::RedisStore;
 use crate::telemetry::StoreOp;
-use crate::usage::{Batch, By, Counts, KEPT_FOR, Key, Period, Record, Stamp, Told, UsageError, UsageStore};
+use crate::usage::{
+    Batch, By, Counts, KEPT_FOR, Key, Period, Record, ReplicaFigures, Stamp, UsageError, UsageStore,
+};
 
 /// The most periods that one call reads, so that it holds up no other for long.
 const PERIODS_MAX: usize = 24;
@@ -29,7 +31,7 @@ pub struct RedisUsage {
 }
 
 #[derive(Serialize)]
-struct Telling<'a> {
+struct FiguresArguments<'a> {
     given_now: u64,
     counts_for: u64,
     caller: u64,
@@ -102,7 +104,7 @@ impl RedisUsage {
         leaves: bool,
     ) -> Result<(u64, Vec<FiguresRow>), StoreError> {
         let counts_for = Micros::from(counts_for).0;
-        let values = Telling { given_now: 0, counts_for, caller: self.replica, figures, leaves };
+        let values = FiguresArguments { given_now: 0, counts_for, caller: self.replica, figures, leaves };
         let arguments = |context: &Context<'_>| Arguments::new([keys::figures(context.prefix)], &values);
         self.store.ask(StoreOp::Figures, OWNER, arguments, answers::figures).await
     }
@@ -127,11 +129,11 @@ impl UsageStore for RedisUsage {
         figures: &'a str,
         counts_for: Duration,
         leaves: bool,
-    ) -> BoxFuture<'a, Result<(u64, Vec<Told>), UsageError>> {
+    ) -> BoxFuture<'a, Result<(u64, Vec<ReplicaFigures>), UsageError>> {
         async move {
             let told = self.tell(figures, counts_for, leaves).await;
             let (now_us, told) = told.map_err(|error| failed(&error))?;
-            let told = told.into_iter().map(|(replica, ago_us, figures)| Told {
+            let told = told.into_iter().map(|(replica, ago_us, figures)| ReplicaFigures {
                 is_this: replica == self.replica,
                 ago: Duration::from_micros(ago_us),
                 figures,

@@ -14,7 +14,7 @@ use super::forecast::Use;
 use super::numbers::float;
 use super::pace::{PARTS, Pace};
 use super::partitions::TopPartitions;
-use super::store::{Told, UsageStore};
+use super::store::{ReplicaFigures, UsageStore};
 use super::waits::{self, Waits};
 use crate::clock::Micros;
 
@@ -171,11 +171,12 @@ impl Fleet {
             // Without the store this replica knows of itself alone.
             Err(_) => Vec::new(),
         };
-        let others =
-            told.into_iter().filter(|told| !told.is_this).filter_map(|Told { ago, figures, .. }| {
+        let others = told.into_iter().filter(|told| !told.is_this).filter_map(
+            |ReplicaFigures { ago, figures, .. }| {
                 // Another version of weir may tell something else.
                 Some((ago, serde_json::from_str::<Figures>(&figures).ok()?))
-            });
+            },
+        );
         let told: Vec<_> = std::iter::once((Duration::ZERO, mine)).chain(others).collect();
         let mut state = self.state();
         state.limiters =
@@ -365,13 +366,13 @@ mod tests {
             figures: &'a str,
             _counts_for: Duration,
             leaves: bool,
-        ) -> BoxFuture<'a, Result<(u64, Vec<Told>), UsageError>> {
+        ) -> BoxFuture<'a, Result<(u64, Vec<ReplicaFigures>), UsageError>> {
             let mut told = self.told.lock().unwrap();
             told.insert(self.replica, (Instant::now(), figures.to_owned()));
             if leaves {
                 told.remove(&self.replica);
             }
-            let answer = told.iter().map(|(replica, (at, figures))| Told {
+            let answer = told.iter().map(|(replica, (at, figures))| ReplicaFigures {
                 is_this: *replica == self.replica,
                 ago: at.elapsed(),
                 figures: figures.clone(),

@@ -11,7 +11,7 @@ const KEPT_MAX: usize = 128;
 
 /// A key that is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Kept<K> {
+pub(super) struct KeptKey<K> {
     pub(super) key: K,
     /// Its number; of a sum never too small.
     pub(super) number: u64,
@@ -22,7 +22,7 @@ pub(super) struct Kept<K> {
 /// The keys with the largest numbers: either sums ([`Largest::add`]) or maxima ([`Largest::raise`]).
 #[derive(Clone, Debug)]
 pub(super) struct Largest<K> {
-    kept: Vec<Kept<K>>,
+    kept: Vec<KeptKey<K>>,
     places: HashMap<K, usize>,
 }
 
@@ -50,7 +50,7 @@ impl<K: Copy + Eq + Hash> Largest<K> {
     }
 
     /// Iterates over what is kept, in no order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Kept<K>> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &KeptKey<K>> {
         self.kept.iter()
     }
 
@@ -66,9 +66,9 @@ impl<K: Copy + Eq + Hash> Largest<K> {
         let out = (self.kept.len() >= KEPT_MAX).then(smallest).flatten();
         let out = out.map(|(place, kept)| (place, *kept));
         let Some((number, over)) = numbers(out.map_or(0, |(_, kept)| kept.number)) else { return };
-        let entered = Kept { key, number, over };
+        let entered = KeptKey { key, number, over };
         let place = match out {
-            Some((place, Kept { key: gone, .. })) => {
+            Some((place, KeptKey { key: gone, .. })) => {
                 self.places.remove(&gone);
                 self.kept[place] = entered;
                 place

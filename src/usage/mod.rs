@@ -37,6 +37,6 @@ pub(crate) use self::numbers::float;
 pub use self::partitions::{PartitionLeft, PartitionReading, PartitionUse, TopPartitions};
 pub use self::period::{Per, Period};
 pub use self::recorder::{Recorder, Report};
-pub use self::store::{KEPT_FOR, MemoryUsage, Record, Stamp, Told, UsageError, UsageStore};
+pub use self::store::{KEPT_FOR, MemoryUsage, Record, ReplicaFigures, Stamp, UsageError, UsageStore};
 pub use self::unstored::Batch;
 pub use self::waits::quantiles;

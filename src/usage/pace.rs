@@ -25,7 +25,7 @@ pub(super) struct Pace {
 
 /// The permits that a replica granted in the last twelfth of a window.
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
-pub(super) struct Lately {
+pub(super) struct RecentGrants {
     pub(super) permits: u64,
     /// How long ago the cells began in which they were granted.
     pub(super) over_us: u64,
@@ -60,10 +60,10 @@ impl Pace {
     }
 
     /// Returns what was granted in the last twelfth of the window.
-    pub(super) fn lately(&self, now_us: u64) -> Lately {
+    pub(super) fn lately(&self, now_us: u64) -> RecentGrants {
         let from = (now_us / self.cell_us + 1).saturating_sub(CELLS_OF_PART);
         let cells = self.cells.iter().filter(|(cell, _)| *cell >= from);
-        Lately {
+        RecentGrants {
             permits: cells.map(|(_, permits)| permits).sum(),
             over_us: now_us - from * self.cell_us,
             first_ago_us: self.first_us.map(|first_us| now_us.saturating_sub(first_us)),
@@ -103,7 +103,7 @@ mod tests {
         for second in 0..1800 {
             // Two a second from the tenth second on.
             pace.sample(begin + second * SECOND, 2 * second.saturating_sub(10));
-            let Lately { permits, over_us, first_ago_us } = pace.lately(begin + second * SECOND);
+            let RecentGrants { permits, over_us, first_ago_us } = pace.lately(begin + second * SECOND);
             if second > 70 {
                 let over = over_us.min(first_ago_us.unwrap());
                 #[allow(clippy::cast_precision_loss)]
@@ -120,7 +120,7 @@ mod tests {
     fn samples_that_left_the_window_are_forgotten() {
         let mut pace = Pace::new(HOUR);
         pace.sample(0, 7);
-        assert_eq!(pace.lately(0), Lately { permits: 0, over_us: 0, first_ago_us: None });
+        assert_eq!(pace.lately(0), RecentGrants { permits: 0, over_us: 0, first_ago_us: None });
         pace.sample(SECOND, 9);
         assert_eq!(pace.parts(HOUR)[12], 2);
         pace.sample(2 * HOUR, 9);

@@ -39,7 +39,7 @@ pub struct UsageError(pub String);
 
 /// The figures of a replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Told {
+pub struct ReplicaFigures {
     /// True if it is the one that asks.
     pub is_this: bool,
     /// How long ago.
@@ -60,7 +60,7 @@ pub trait UsageStore: Send + Sync + 'static {
         _figures: &'a str,
         _counts_for: Duration,
         _leaves: bool,
-    ) -> BoxFuture<'a, Result<(u64, Vec<Told>), UsageError>> {
+    ) -> BoxFuture<'a, Result<(u64, Vec<ReplicaFigures>), UsageError>> {
         ready(Ok((unix_us(), Vec::new()))).boxed()
     }
 

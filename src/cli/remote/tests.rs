@@ -68,13 +68,13 @@ fn control_characters_are_removed_from_cells() {
 
 #[test]
 fn a_partition_is_named_in_the_query() {
-    let which = |partition: &[&str]| Which {
+    let limiter = |partition: &[&str]| LimiterArguments {
         name: "a.b".to_owned(),
         partition: partition.iter().map(|value| (*value).to_owned()).collect(),
     };
-    assert_eq!(path_of(&which(&[]), ""), "/api/limiters/a.b");
+    assert_eq!(path_of(&limiter(&[]), ""), "/api/limiters/a.b");
     assert_eq!(
-        path_of(&which(&["x y", "&"]), "reset"),
+        path_of(&limiter(&["x y", "&"]), "reset"),
         "/api/limiters/a.b/reset?partition=x+y&partition=%26"
     );
 }

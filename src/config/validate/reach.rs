@@ -61,14 +61,14 @@ const COMPARISONS_MAX: usize = 2_000_000;
 
 /// The routes before the one that is looked at, by the paths that they can take.
 #[derive(Default)]
-pub(super) struct Earlier<'a> {
+pub(super) struct EarlierRoutes<'a> {
     by_path: HashMap<&'a str, Vec<&'a Route>>,
     /// Routes of any path and of patterns.
     rest: Vec<&'a Route>,
     comparisons: usize,
 }
 
-impl<'a> Earlier<'a> {
+impl<'a> EarlierRoutes<'a> {
     /// Adds the next route.
     pub(super) fn add(&mut self, route: &'a Route) {
         match &route.matches.path {

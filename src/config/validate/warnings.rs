@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use super::check::Check;
 use super::limiter::Keyed;
 use super::place::{Given, key};
-use super::reach::{self, Earlier};
+use super::reach::{self, EarlierRoutes};
 use crate::config::model::Route;
 use crate::config::problem::quoted;
 use crate::config::schema;
@@ -24,7 +24,7 @@ pub(super) fn warn(
     unused_limiters(check, file, routes);
     let by_name: HashMap<&str, &Limiter> =
         limiters.iter().map(|(limiter, _)| (limiter.name.as_str(), &**limiter)).collect();
-    let mut earlier = Earlier::default();
+    let mut earlier = EarlierRoutes::default();
     for (index, written) in key!(file.routes).items().enumerate() {
         let Some(route) = routes.get(index) else { return };
         if route.limiters.is_empty() && !key!(written.limiters).at.is_given() {

@@ -57,12 +57,12 @@ struct Early {
     turn_left: u64,
     /// Until when more may arrive of what was held up before the turn was near; `None` before the first look.
     held_up_until: Option<Instant>,
-    seen: Seen,
+    seen: StreamEnd,
 }
 
 /// The known state of the end of the client's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Seen {
+enum StreamEnd {
     /// It may stand behind bytes that were not read.
     Unknown,
     /// All that has arrived was read since the turn is near, or as much as may be.
@@ -94,7 +94,7 @@ impl Early {
             expected: 0,
             turn_left: 0,
             held_up_until: None,
-            seen: Seen::Unknown,
+            seen: StreamEnd::Unknown,
         }
     }
 
@@ -106,8 +106,8 @@ impl Early {
 
     /// Forgets that all was read: more may have arrived.
     fn look_again(&mut self) {
-        if self.seen != Seen::Ended {
-            self.seen = Seen::Unknown;
+        if self.seen != StreamEnd::Ended {
+            self.seen = StreamEnd::Unknown;
         }
     }
 
@@ -119,7 +119,7 @@ impl Early {
     /// Notes that all which has arrived was read, or as much as may be. By how much that was at first, and by nothing that comes later, one
     /// can tell that it was held up.
     fn looked(&mut self) {
-        self.seen = Seen::Looked;
+        self.seen = StreamEnd::Looked;
         let was_held_up = TURN_MAX - self.turn_left >= HELD_UP && self.turn_left > 0;
         let more = if was_held_up { ARRIVES_IN } else { Duration::ZERO };
         self.held_up_until.get_or_insert_with(|| Instant::now() + more);
@@ -155,7 +155,7 @@ impl Early {
     /// Reads what has arrived. Ready at the end of the stream.
     fn poll(&mut self, wire: &mut Wire, memory: &BodyMemory, context: &mut Context<'_>) -> Poll<()> {
         let (mut has_read, is_near) = (false, self.part == Part::Turn);
-        while self.seen != Seen::Ended {
+        while self.seen != StreamEnd::Ended {
             // No memory is asked for before there is something to read.
             let has_arrived = tcp_of(wire).poll_read_ready(context).is_ready();
             if !has_arrived || (is_near && self.turn_left == 0) {
@@ -175,7 +175,7 @@ impl Early {
             };
             let count = read.unwrap_or(0) as u64;
             if count == 0 {
-                self.seen = Seen::Ended;
+                self.seen = StreamEnd::Ended;
             }
             has_read = true;
             self.expected = self.expected.saturating_sub(count);
@@ -188,7 +188,7 @@ impl Early {
             // hyper may wait for these bytes.
             context.waker().wake_by_ref();
         }
-        if self.seen == Seen::Ended { Poll::Ready(()) } else { Poll::Pending }
+        if self.seen == StreamEnd::Ended { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// Moves bytes into a reader's buffer; returns whether there were any.
@@ -315,14 +315,14 @@ impl EarlyReading<'_> {
         };
         // Later the memory is held by requests that go upstream slowly.
         let _ = timeout(LOOK_TIME_MAX, looked).await;
-        lock(&self.wire).early.seen == Seen::Ended
+        lock(&self.wire).early.seen == StreamEnd::Ended
     }
 
     /// Reads what has arrived.
     async fn look_now(&self) {
         poll_fn(|context| {
             let _ = self.poll(context);
-            if lock(&self.wire).early.seen == Seen::Unknown { Poll::Pending } else { Poll::Ready(()) }
+            if lock(&self.wire).early.seen == StreamEnd::Unknown { Poll::Pending } else { Poll::Ready(()) }
         })
         .await;
     }

@@ -39,12 +39,12 @@ pub(crate) struct Frames {
     streams: Streams,
     /// The bytes of the current frame that are still to come and pass unread.
     rest: usize,
-    held: Held,
+    held: PartialFrame,
     windows: Arc<Windows>,
 }
 
 /// The beginning of a frame that arrived in pieces.
-enum Held {
+enum PartialFrame {
     Nothing,
     /// More bytes are needed to judge the frame.
     Begun(Beginning),
@@ -61,7 +61,7 @@ struct Beginning {
 impl Frames {
     /// Begins before the first frame. The client may have `streams_max` streams open.
     pub(crate) fn new(streams_max: u32, windows: Arc<Windows>) -> Frames {
-        Frames { streams: Streams::new(streams_max as usize), rest: 0, held: Held::Nothing, windows }
+        Frames { streams: Streams::new(streams_max as usize), rest: 0, held: PartialFrame::Nothing, windows }
     }
 
     /// Returns whether the client has ended, reset or skipped a stream (RFC 9113, 5.1.1).
@@ -77,7 +77,7 @@ impl Frames {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         loop {
-            if let Held::Begun(mut begun) = self.held {
+            if let PartialFrame::Begun(mut begun) = self.held {
                 let wanted = self.streams.wanted(begun.as_slice());
                 let mut missing = ReadBuf::new(begun.bytes.get_mut(begun.length..wanted).unwrap_or_default());
                 ready!(wire.as_mut().poll_read(context, &mut missing))?;
@@ -118,7 +118,7 @@ impl Frames {
             let Some(beginning) = read.get_mut(at..).filter(|left| !left.is_empty()) else { return at };
             let wanted = self.streams.wanted(beginning);
             let Some(whole) = beginning.get_mut(..wanted) else {
-                self.held = Held::Begun(Beginning::of(beginning));
+                self.held = PartialFrame::Begun(Beginning::of(beginning));
                 return at;
             };
             self.streams.judge(whole);
@@ -128,25 +128,25 @@ impl Frames {
     }
 
     /// Judges a beginning of which more has arrived, if that is enough.
-    fn looked_at(&mut self, mut begun: Beginning) -> Held {
+    fn looked_at(&mut self, mut begun: Beginning) -> PartialFrame {
         if begun.length < self.streams.wanted(begun.as_slice()) {
-            return Held::Begun(begun);
+            return PartialFrame::Begun(begun);
         }
         let frame = begun.bytes.get_mut(..begun.length).unwrap_or_default();
         self.streams.judge(frame);
         self.rest = length(frame).saturating_sub(begun.length - HEAD);
-        Held::Judged(begun, 0)
+        PartialFrame::Judged(begun, 0)
     }
 
     /// Passes held bytes on while there is space in `buffer`; returns whether there were any.
     fn give(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
-        let Held::Judged(judged, given) = &mut self.held else { return false };
+        let PartialFrame::Judged(judged, given) = &mut self.held else { return false };
         let left = judged.as_slice().get(*given..).unwrap_or_default();
         let count = left.len().min(buffer.remaining());
         buffer.put_slice(left.get(..count).unwrap_or_default());
         *given += count;
         if *given == judged.length {
-            self.held = Held::Nothing;
+            self.held = PartialFrame::Nothing;
             self.passed();
         }
         count > 0
