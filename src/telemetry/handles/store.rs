@@ -59,6 +59,15 @@ impl StoreOp {
     }
 }
 
+// Arrays have an element for each operation in this order.
+const _: () = {
+    let mut place = 0;
+    while place < StoreOp::ALL.len() {
+        assert!(StoreOp::ALL[place] as usize == place);
+        place += 1;
+    }
+};
+
 /// The way in which a call to the store ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreResult {
