@@ -306,22 +306,22 @@ pub(super) fn usage(value: &Value) -> Option<(Stamp, Vec<Rows>)> {
     /// A name or a count: the rows of a period are one flat list.
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Cell {
+    enum Item {
         Count(u64),
         Name(String),
     }
-    let (now_us, since_us, periods): (u64, u64, Vec<Vec<Cell>>) = unpack(value)?;
-    let row = |cells: &[Cell]| match cells {
+    let (now_us, since_us, periods): (u64, u64, Vec<Vec<Item>>) = unpack(value)?;
+    let row = |items: &[Item]| match items {
         [
-            Cell::Name(name),
-            Cell::Count(granted),
-            Cell::Count(refused),
-            Cell::Count(waited),
-            Cell::Count(cancelled),
+            Item::Name(name),
+            Item::Count(granted),
+            Item::Count(refused),
+            Item::Count(waited),
+            Item::Count(cancelled),
         ] => Some((name.clone(), *granted, *refused, *waited, *cancelled)),
         _ => None,
     };
-    let rows = |cells: &Vec<Cell>| cells.chunks(5).map(row).collect::<Option<Rows>>();
+    let rows = |items: &Vec<Item>| items.chunks(5).map(row).collect::<Option<Rows>>();
     let periods = periods.iter().map(rows).collect::<Option<Vec<Rows>>>()?;
     Some((Stamp { now_us, since_us }, periods))
 }

@@ -45,13 +45,13 @@ struct UsageArguments<'a> {
     kept_for: u64,
     caller: u64,
     number: u64,
-    rows: Vec<Cell<'a>>,
+    rows: Vec<Item<'a>>,
 }
 
 /// A name or a count: the rows are one flat list.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Cell<'a> {
+enum Item<'a> {
     Name(&'a str),
     Count(u64),
 }
@@ -72,17 +72,17 @@ impl RedisUsage {
             let keys: Vec<String> =
                 names.chain(periods.iter().map(|period| keys::usage(prefix, *period))).collect();
             let kept_for = Micros::from(KEPT_FOR).0;
-            let cells = rows.iter().flat_map(|(name, counts)| {
+            let items = rows.iter().flat_map(|(name, counts)| {
                 let Counts { granted, refused, waited, cancelled } = *counts;
-                let counts = [granted, refused, waited, cancelled].map(Cell::Count);
-                std::iter::once(Cell::Name(name)).chain(counts)
+                let counts = [granted, refused, waited, cancelled].map(Item::Count);
+                std::iter::once(Item::Name(name)).chain(counts)
             });
             let values = UsageArguments {
                 given_now: 0,
                 kept_for,
                 caller: self.replica,
                 number,
-                rows: cells.collect(),
+                rows: items.collect(),
             };
             Arguments::new(keys, &values)
         };
