@@ -237,7 +237,7 @@ async fn a_limit_that_is_soon_whole_again_closes_no_long_one_beside_it() {
     upstream.wait_for(16, PATIENCE).await;
     drop(redis);
     for weir in &fleet {
-        eventually("its share is granted", PATIENCE, async || {
+        eventually("its share is granted", async || {
             weir.metrics().await.sum("weir_permits_total", &[("result", "local")]) >= 4.0
         })
         .await;
