@@ -66,6 +66,7 @@ impl LimiterState {
             self.uncharge_before(at, missing);
         }
         self.charge(at, missing);
+        self.cap_buckets(at);
     }
 
     /// Lets the checkpoints that hold an instant lack so many permits there: a booking at it is seen no more.
@@ -76,10 +77,26 @@ impl LimiterState {
             else {
                 continue;
             };
-            let mut behind = kind.lacking(quota, at, permits);
+            let mut behind = kind.lacking(quota, at, permits.min(rule.lacking_max()));
             kind.fold(quota, &mut behind, &[], folded);
             if kind.is_emptier(&behind, checkpoint) {
                 *checkpoint = behind;
+            }
+        }
+    }
+
+    /// Lets no bucket lack more at an instant than it ever can. What was charged there is what the longest limit counts, and most of it was used
+    /// long before: a bucket of 40/1s beside 5000/1h would make up for all permits of the hour.
+    fn cap_buckets(&mut self, at: Micros) {
+        for (rule, checkpoint) in self.rules.iter().zip(&mut self.checkpoints) {
+            let (quota, kind) = (rule.quota(), &rule.kind);
+            if kind.missing(quota, checkpoint).is_none_or(|(_, folded)| folded >= at) {
+                continue;
+            }
+            let (mut charged, most) = (checkpoint.clone(), kind.lacking(quota, at, rule.lacking_max()));
+            kind.fold(quota, &mut charged, self.timeline.entries(), at);
+            if kind.is_emptier(&charged, &most) {
+                *checkpoint = most;
             }
         }
     }
@@ -155,6 +172,22 @@ mod tests {
                 state.charge_missing(opened, used, 10);
                 assert_eq!(state.lacking(used + SECOND + SECOND, &rules), [8], "{rules:?}");
             }
+        }
+    }
+
+    #[test]
+    fn a_bucket_does_not_make_up_for_what_a_long_limit_counts() {
+        let kinds = [Kind::Bucket(Bucket { burst: 40 }), Kind::Bucket(Bucket { burst: 1 })];
+        for kind in kinds {
+            let short = Rule { rate: 40, window: SECOND, cell: Micros::ONE, kind };
+            let kind = Kind::SlidingWindow(SlidingWindow);
+            let long = Rule { rate: 5000, window: Micros(3600 * SECOND.0), kind, ..short.clone() };
+            let (rules, mut state): (Arc<[Rule]>, _) = ([short, long].into(), LimiterState::default());
+            let [used, now] = [100, 101].map(|seconds| Micros(seconds * SECOND.0));
+            state.open(used, &rules, SECOND, 1);
+            state.charge_missing(now, used, 560);
+            assert_eq!(state.lacking(used, &rules)[1], 560, "{rules:?}");
+            assert_eq!(state.lacking(used + SECOND, &rules)[0], 0, "{rules:?}");
         }
     }
 
