@@ -5,12 +5,10 @@ use crate::limiter::arithmetic::algorithm::bucket::Bucket;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::call::{Call, Run};
 use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::grant_copy::{CopyExchange, GrantCopy};
 use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer, Member, Reported};
 use crate::limiter::model::limit::LimiterName;
-use crate::limiter::model::write_back::{Unknown, WriteBack};
 use crate::redis::tests::fleet::{Fleet, SECOND, granted, heartbeat, lost};
 use crate::redis::tests::{LEASE, START};
 
@@ -204,38 +202,6 @@ fn a_late_report_takes_nothing_back_of_a_charge_that_was_reset() {
     assert_eq!(fleet.available(3 * SECOND), 3);
 }
 
-/// A booking is kept at the latest instant of its cell. With the slots ahead all that was used in it would go.
-#[test]
-fn a_silence_voids_no_use_in_the_cell_of_slots_ahead() {
-    let mut fleet = Fleet::with_cells();
-    let first = fleet.begin(0);
-    let beat = |fleet: &mut Fleet, after, known, epoch| {
-        for replica in [1, 2] {
-            fleet.beat(after, replica, known, Reported { memory: first, epoch });
-        }
-    };
-    beat(&mut fleet, 600_000, first, first);
-    let book = |cost, lead| Call {
-        replica: 1,
-        epoch: first,
-        generations: vec![0],
-        runs: vec![Run { cost, wait_max: Micros(20 * SECOND), count: 1 }],
-        prefetching_runs: 1,
-        lead: Micros(lead),
-        queue_slots_left: 9,
-        ..Call::default()
-    };
-    fleet.call(SECOND, &book(6, 0));
-    fleet.call(1_100_000, &book(2, 2_400_000));
-    beat(&mut fleet, 1_100_000, first, first);
-    let answer = fleet.ask(1_800_000, first, 0).epoch;
-    assert_eq!((answer.id > first, answer.memory), (true, first));
-    fleet.hear(1_800_000, answer.id);
-    beat(&mut fleet, 1_900_000, answer.id, answer.id);
-    fleet.keep_alive(1_900_000, 2_400_000, answer.id);
-    assert_eq!(granted(&fleet.ask(2_400_000, answer.id, 10)).0, 2);
-}
-
 /// Behind its second a booking is seen by the longer window alone, and one with the others of its cell.
 #[test]
 fn a_late_report_takes_a_charge_back_that_was_merged_with_later_bookings() {
@@ -327,50 +293,6 @@ fn a_member_that_has_left_matters_for_as_long_as_its_permits() {
     assert_eq!(fleet.available(4_100_000), 10);
 }
 
-#[test]
-fn a_silence_of_all_members_is_a_doubt() {
-    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let first = fleet.begin(0);
-    for replica in [1, 2] {
-        fleet.beat(600_000, replica, first, Reported::default());
-        fleet.beat(700_000, replica, first, Reported { memory: first, epoch: first });
-    }
-    assert_eq!(granted(&fleet.ask(SECOND, first, 4)), (4, None));
-    // Half a second without both, and then one asks.
-    let answer = fleet.ask(1_200_001, first, 1);
-    let second = answer.epoch;
-    assert_eq!((second.id > first, second.memory), (true, first));
-    assert_eq!(second.settles_until, Some(Micros(START + 1_200_001) + LEASE));
-    fleet.hear(1_200_001, second.id);
-    // Both report what they granted meanwhile, one of them twice.
-    for (replica, permits) in [(1, 2), (2, 1), (1, 2)] {
-        let away = WriteBack { unknown: Unknown::Away, ..lost(replica, second.id, &[(100_000, permits)]) };
-        assert_eq!(fleet.write_back(1_400_000, &away).id, second.id);
-    }
-    for replica in [1, 2] {
-        fleet.beat(1_500_000, replica, second.id, Reported { memory: first, epoch: second.id });
-    }
-    // The server's own counts are still in force: four, and three.
-    assert_eq!(granted(&fleet.ask(1_800_000, second.id, 10)).0, 3);
-}
-
-/// Its members were heard at instants that the clock has yet to reach again.
-#[test]
-fn a_silence_soon_after_the_clock_was_set_back_is_a_doubt() {
-    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let first = fleet.begin(5 * SECOND);
-    for replica in [1, 2] {
-        fleet.beat(6 * SECOND, replica, first, Reported::default());
-        fleet.beat(9 * SECOND, replica, first, Reported { memory: first, epoch: first });
-    }
-    let second = fleet.renew(2 * SECOND, first);
-    for replica in [1, 2] {
-        fleet.beat(2_600_000, replica, second, Reported { memory: second, epoch: second });
-    }
-    assert_eq!(fleet.ask(3 * SECOND, second, 1).epoch.id, second);
-    assert!(fleet.ask(3_100_001, second, 1).epoch.id > second);
-}
-
 /// The clock is set ahead by eight seconds: permits of a member that has ended would seem to matter so much shorter.
 #[test]
 fn grants_of_an_ended_member_matter_as_long_if_the_clock_is_set_ahead() {
@@ -405,151 +327,6 @@ fn grants_of_an_ended_member_matter_as_long_if_the_clock_is_set_ahead() {
     let again = Heartbeat { known_epoch: answer.epoch.id, ..beat };
     let answer = fleet.store.heartbeat(&fleet.context(11 * SECOND), &again);
     assert!(answer.members.contains(&Member { matters_for: Micros(8 * SECOND), ..known }), "{answer:?}");
-}
-
-#[test]
-fn slots_that_nobody_had_a_lease_to_use_do_not_count_behind_a_silence() {
-    let used_behind = |silence: u64| {
-        let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-        let first = fleet.begin(0);
-        for replica in [1, 2] {
-            fleet.beat(600_000, replica, first, Reported::default());
-            fleet.beat(700_000, replica, first, Reported { memory: first, epoch: first });
-        }
-        // All ten, and three a window later.
-        fleet.ask(SECOND, first, 13);
-        for after in (SECOND..=silence).step_by(200_000) {
-            fleet.beat(after, 2, first, Reported { memory: first, epoch: first });
-        }
-        let second = fleet.renew(12 * SECOND, first);
-        for replica in [1, 2] {
-            fleet.beat(12_100_000, replica, second, Reported { memory: first, epoch: second });
-        }
-        fleet.ask(12_600_000, second, 0);
-        10 - fleet.available(12_600_000)
-    };
-    assert_eq!(used_behind(9_800_000), 0, "every lease was over at 10.8 s");
-    assert_eq!(used_behind(10_200_000), 3, "a slot at 11 s may have been used");
-}
-
-#[test]
-fn a_probe_behind_a_long_silence_leaves_the_members_in_doubt() {
-    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let first = fleet.begin(0);
-    for replica in [1, 2] {
-        fleet.beat(600_000, replica, first, Reported::default());
-        fleet.beat(700_000, replica, first, Reported { memory: first, epoch: first });
-    }
-    // Longer than a silent replica is counted; each has granted something by its share meanwhile.
-    fleet.store.heartbeat(&fleet.context(60 * SECOND), &Heartbeat::default());
-    let answer = fleet.beat(60 * SECOND + 1, 1, first, Reported { memory: first, epoch: first });
-    assert!(answer.epoch.id > first, "{answer:?}");
-    assert!(answer.epoch.settles_until.is_some(), "{answer:?}");
-}
-
-#[test]
-fn a_member_that_stands_still_behind_a_long_outage_may_have_been_granted_its_share_until_then() {
-    for is_lost in [false, true] {
-        let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-        let first = fleet.begin(0);
-        for replica in [1, 2] {
-            fleet.beat(600_000, replica, first, Reported::default());
-            fleet.beat(700_000, replica, first, Reported { memory: first, epoch: first });
-        }
-        if is_lost {
-            fleet.run = "two";
-        }
-        // Longer than the permits matter that the store has granted.
-        let second = fleet.beat(20 * SECOND, 1, first, Reported { memory: first, epoch: first }).epoch.id;
-        fleet.hear(20 * SECOND, second);
-        let memory = if is_lost { second } else { first };
-        fleet.beat(20 * SECOND + 100_000, 1, second, Reported { memory, epoch: second });
-        fleet.ask(20 * SECOND + 600_000, second, 0);
-        assert_eq!(fleet.available(20 * SECOND + 600_000), 0, "is_lost {is_lost}");
-    }
-}
-
-#[test]
-fn possible_offline_grants_of_a_silent_member_are_charged_by_the_time() {
-    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let rule = Rule { rate: 100, window: Micros(100 * SECOND), ..fleet.limiter_ref.rules[0].clone() };
-    fleet.limiter_ref.rules = [rule].into();
-    let first = fleet.begin(0);
-    for replica in [1, 2] {
-        fleet.beat(700_000, replica, first, Reported::default());
-    }
-    let second = fleet.renew(1_700_000, first);
-    fleet.beat(1_800_000, 1, second, Reported { memory: first, epoch: second });
-    // A second and a half until it opens, and five seconds' worth at once: six, and one because it grants whole permits.
-    fleet.ask(2_200_000, second, 0);
-    assert_eq!(fleet.available(2_200_000), 93);
-}
-
-#[test]
-fn the_crash_of_a_replica_costs_a_limit_of_a_day_one_permit() {
-    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let rule =
-        |rate, seconds| Rule { rate, window: Micros(seconds * SECOND), ..fleet.limiter_ref.rules[0].clone() };
-    // What the dead has granted has kept to both.
-    fleet.limiter_ref.rules = [rule(100, 1), rule(3, 86_400)].into();
-    let first = fleet.begin(0);
-    fleet.beat(700_000, 1, first, Reported::default());
-    // It is killed, and another one starts: twelve hours later.
-    let start = 43_200 * SECOND;
-    let second = fleet.send(start, &heartbeat(start, 2, 0, Reported::default())).epoch.id;
-    assert!(second > first, "a silence of all is a doubt");
-    fleet.hear(start, second);
-    fleet.beat(start + 100_000, 2, second, Reported { memory: first, epoch: second });
-    fleet.ask(start + SECOND, second, 0);
-    let inspected = fleet.store.inspect(&fleet.context(start + SECOND), &fleet.limiter_ref);
-    assert_eq!(*inspected.available, [99, 2]);
-}
-
-#[test]
-fn a_second_silence_takes_back_nothing_that_was_charged_behind_the_first() {
-    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let first = fleet.begin(0);
-    for replica in [1, 2] {
-        fleet.beat(700_000, replica, first, Reported::default());
-    }
-    // The second one is never heard again.
-    let second = fleet.renew(4 * SECOND, first);
-    fleet.beat(4_100_000, 1, second, Reported { memory: first, epoch: second });
-    fleet.ask(4_600_000, second, 0);
-    let left = fleet.available(4_600_000);
-    assert!(left <= 2, "{left}");
-    fleet.keep_alive(4_600_000, 5 * SECOND, second);
-    let third = fleet.renew(6 * SECOND, second);
-    fleet.beat(6_100_000, 1, third, Reported { memory: first, epoch: third });
-    fleet.ask(6_700_000, third, 0);
-    assert!(fleet.available(6_700_000) <= left);
-}
-
-#[test]
-fn a_limit_that_spaces_permits_does_not_hide_what_was_granted_one_after_the_other() {
-    let mut fleet = Fleet::new(Kind::Bucket(Bucket { burst: 1 }));
-    let spaced = Rule { window: Micros(SECOND), ..fleet.limiter_ref.rules[0].clone() };
-    let kind = Kind::SlidingWindow(SlidingWindow);
-    let long = Rule { rate: 1000, window: Micros(60 * SECOND), kind, ..spaced.clone() };
-    fleet.limiter_ref.rules = [spaced, long].into();
-    let first = fleet.begin(0);
-    for replica in [1, 2] {
-        fleet.beat(700_000, replica, first, Reported::default());
-    }
-    let second = fleet.renew(1_700_000, first);
-    fleet.beat(1_800_000, 1, second, Reported { memory: first, epoch: second });
-    fleet.ask(2_200_000, second, 0);
-    let inspected = fleet.store.inspect(&fleet.context(2_200_000), &fleet.limiter_ref);
-    // Ten a second for six and a half seconds, and one.
-    assert_eq!(inspected.available[1], 1000 - 66);
-}
-
-#[test]
-fn a_replica_that_is_alone_causes_no_doubt_by_silence() {
-    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let first = fleet.begin(0);
-    fleet.beat(600_000, 1, first, Reported::default());
-    assert_eq!(fleet.ask(60 * SECOND, first, 1).epoch.id, first);
 }
 
 #[test]

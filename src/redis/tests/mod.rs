@@ -17,6 +17,7 @@ mod lua_parity;
 mod pause_parity;
 mod rounding;
 mod scripts;
+mod silences;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
