@@ -7,19 +7,19 @@
 
 local Recovery = setmetatable({ rare = function()
   -- The permits that members who have not reported are taken to have granted without the server, from when they last heard it to the
-  -- opening: at the pace of the slowest rule, because all held for them, some time's worth of it at once, and one more each, because they
-  -- grant whole permits; but not more than the rules can lack. Most of them have died when they fell silent, and were granted nothing. So one
-  -- is not reckoned with that has used up the share of a long window at once, or has been cut off for longer than `CUT_OFF_MAX`, and has died
-  -- before it could report that: else the crash of the only replica would close a limit a day for a day, or a night would use up half of it.
+  -- opening: at the pace of each rule, some time's worth of it at once, and one more each, because they grant whole permits; the most of these,
+  -- though all rules held for them, because a short one may have been used up while a long one was hardly used. Most of them have died when they
+  -- fell silent, and were granted nothing. So one is not reckoned with that has used up the share of a long window at once, or has been cut off
+  -- for longer than `CUT_OFF_MAX`, and has died before it could report that: else the crash of the only replica would close a limit a day for
+  -- a day, or a night would use up half of it.
   local function granted_away(state, epoch)
     local AT_ONCE, CUT_OFF_MAX = 5000000, 60000000
-    local granted, lacking, silent = math.huge, 0, Epoch.unreported(epoch)
+    local most, silent = 0, Epoch.unreported(epoch)
     local away = min(epoch.opens - epoch.silent_from, CUT_OFF_MAX) + AT_ONCE
     for _, rule in ipairs(state.rules) do
-      granted = min(granted, floor(rule.rate * away / rule.window) + silent)
-      lacking = max(lacking, rule.lacking_max)
+      most = max(most, min(rule.lacking_max, floor(rule.rate * away / rule.window) + silent))
     end
-    return min(granted, lacking)
+    return most
   end
 
   -- Returns the most permits that any rule would grant at an instant, to one request or to several. To charge more would close a limit for
