@@ -93,7 +93,7 @@ impl LimiterState {
             if kind.missing(quota, checkpoint).is_none_or(|(_, folded)| folded >= at) {
                 continue;
             }
-            let (mut charged, most) = (checkpoint.clone(), kind.lacking(quota, at, rule.lacking_max()));
+            let (mut charged, most) = (*checkpoint, kind.lacking(quota, at, rule.lacking_max()));
             kind.fold(quota, &mut charged, self.timeline.entries(), at);
             if kind.is_emptier(&charged, &most) {
                 *checkpoint = most;
