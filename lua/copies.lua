@@ -2,11 +2,12 @@
 --
 -- Each replica tells with its heartbeats what it was granted, and hears with the answers what the others were. When the server has lost
 -- its memory, those who are there restore the copies of those who are not, so that what an ended or cut-off replica was granted is
--- charged where and when it was. Of replicas that have ended it may have the last copies itself, where it was restarted with its data. The copy of one replica is one key beside the epoch, { number, is_final, memory, is_restored, shift,
--- written, text }, which lives for as long as the permits matter:
+-- charged where and when it was. Of replicas that have ended it may have the last copies itself, where it was restarted with its data.
+-- The copy of one replica is one key beside the epoch, { number, is_final, memory, is_restored, shift, written, text }, which lives for as
+-- long as the permits matter:
 --   number       grows with each copy of the replica; a later one replaces an earlier one
 --   is_final     1: the replica has ended, and was granted nothing more; so who has this copy knows all
---   memory       the memory of the server that the copy was written for; in another one it counts for nothing
+--   memory       the memory of the server that the copy was written for; in another one only the last copy of an ended replica counts
 --   is_restored  1: written after a loss, by another replica, or kept over it; only such copies are charged, for what a replica tells of
 --                itself is in the states already
 --   shift        added to the instants, of which the clock has been stepped since

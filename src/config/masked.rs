@@ -158,7 +158,7 @@ fn show_names(names: &[Entry], secret: bool) -> Json {
 fn is_secret(parent: Parent<'_>, key: &str) -> bool {
     match (parent, key) {
         (Parent::Key("match"), "headers" | "json") | (Parent::CredentialClasses, "of") => true,
-        // What a request costs.
+        // The cost of a request.
         (Parent::Names, _) | (Parent::Key("cost"), "tokens") => false,
         _ => matches!(key, "token" | "read_token" | "tokens" | "password" | "set_headers"),
     }

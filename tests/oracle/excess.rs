@@ -32,7 +32,7 @@ fn an_excess_that_is_not_left_out_is_found() {
     }
 }
 
-/// What is booked ahead may be forgotten in a fault.
+/// Permits that are booked ahead may be forgotten in a fault.
 #[test]
 fn an_excess_is_judged_in_calm_time() {
     assert_eq!(run(sliding(10, S), 10, 4, Some(10)), []);

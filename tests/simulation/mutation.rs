@@ -38,7 +38,7 @@ const MUTATIONS: [Mutation; 6] = [
         from: "(at - now > wait_max and",
         to: "(at - now > wait_max + 1000000 and",
     },
-    // What a response has cost beyond its estimate is forgotten. The mix tokens finds it.
+    // The cost of a response beyond its estimate is forgotten. The mix tokens finds it.
     Mutation {
         name: "excess_ignored",
         from: "if cost > 0 then Search.charge_excess(state, now, cost) end",

@@ -88,7 +88,7 @@ impl History {
 pub(crate) struct StateUse {
     /// The permits used.
     pub(crate) history: History,
-    /// What responses have cost beyond their estimates.
+    /// The cost of responses beyond their estimates.
     pub(crate) excesses: Excesses,
     /// For each limit, by the number of its rule, what does not follow from the history.
     pub(crate) meters: Vec<(u32, Meter)>,

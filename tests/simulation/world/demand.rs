@@ -25,7 +25,7 @@ struct Begun {
 struct Unsettled {
     sent_at: u64,
     states: Vec<State>,
-    /// What it has cost at each beyond its estimate.
+    /// Its cost at each beyond its estimate.
     more: Vec<u64>,
     /// True if the replica is busy with its response until then.
     is_late: bool,

@@ -192,7 +192,7 @@ impl LineCore {
     /// Creates the core of a worker that stays for `linger` when it has nothing to do.
     pub(in crate::limiter) fn new(limits: Limits, linger: Micros, now: Moment) -> LineCore {
         let generations: Generations = limits.refs.iter().map(|_| UNKNOWN_GENERATION).collect();
-        // What comes back may have been dealt to a worker that has ended.
+        // Slots may come back that were dealt to a worker that has ended.
         let shared_since = limits.shared.as_ref().map(|shared| shared.since).unwrap_or_default();
         LineCore {
             limits,
