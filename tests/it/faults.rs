@@ -223,6 +223,19 @@ async fn every_partition_is_written_back() {
     assert_eq!(unavailable, 1, "the one whose key is not weir's");
 }
 
+/// Waits until each replica has granted some of its share without Redis, and no request was refused.
+async fn shares_are_granted(fleet: &[Weir], loads: &[Load]) {
+    for weir in fleet {
+        eventually("its share is granted", async || {
+            weir.metrics().await.sum("weir_permits_total", &[("result", "local")]) >= 4.0
+        })
+        .await;
+    }
+    for load in loads {
+        assert_eq!(load.statuses().into_keys().collect::<Vec<_>>(), [200]);
+    }
+}
+
 /// Others may have been granted all of the short limit right before.
 #[tokio::test]
 async fn a_limit_that_is_soon_whole_again_closes_no_long_one_beside_it() {
@@ -236,15 +249,7 @@ async fn a_limit_that_is_soon_whole_again_closes_no_long_one_beside_it() {
     // Both know of each other by now.
     upstream.wait_for(16, PATIENCE).await;
     drop(redis);
-    for weir in &fleet {
-        eventually("its share is granted", async || {
-            weir.metrics().await.sum("weir_permits_total", &[("result", "local")]) >= 4.0
-        })
-        .await;
-    }
-    for load in &loads {
-        assert_eq!(load.statuses().into_keys().collect::<Vec<_>>(), [200]);
-    }
+    shares_are_granted(&fleet, &loads).await;
     upstream.assert_within(8 + 4, Duration::from_secs(1));
 }
 
@@ -263,14 +268,6 @@ async fn a_share_of_an_hour_is_granted_where_calls_take_a_second_to_fail() {
     // Both know of each other by now.
     upstream.wait_for(30, PATIENCE).await;
     redis.freeze(true);
-    for weir in &fleet {
-        eventually("its share is granted", async || {
-            weir.metrics().await.sum("weir_permits_total", &[("result", "local")]) >= 4.0
-        })
-        .await;
-    }
-    for load in &loads {
-        assert_eq!(load.statuses().into_keys().collect::<Vec<_>>(), [200]);
-    }
+    shares_are_granted(&fleet, &loads).await;
     upstream.assert_within(8, Duration::from_secs(1));
 }

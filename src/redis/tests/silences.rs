@@ -10,6 +10,19 @@ use crate::limiter::model::write_back::{Unknown, WriteBack};
 use crate::redis::tests::fleet::{Fleet, SECOND, granted, heartbeat, lost};
 use crate::redis::tests::{LEASE, START};
 
+/// Two replicas are silent until an instant, and the second one is never heard again. Returns the epochs before and behind that; the latter
+/// is open half a second later.
+fn lose_the_second(fleet: &mut Fleet, silent_until: u64) -> (u64, u64) {
+    let first = fleet.begin(0);
+    for replica in [1, 2] {
+        fleet.beat(700_000, replica, first, Reported::default());
+    }
+    let second = fleet.renew(silent_until, first);
+    fleet.beat(silent_until + 100_000, 1, second, Reported { memory: first, epoch: second });
+    fleet.ask(silent_until + 500_000, second, 0);
+    (first, second)
+}
+
 /// A booking is kept at the latest instant of its cell. With the slots ahead all that was used in it would go.
 #[test]
 fn a_silence_voids_no_use_in_the_cell_of_slots_ahead() {
@@ -153,14 +166,8 @@ fn possible_offline_grants_of_a_silent_member_are_charged_by_the_time() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let rule = Rule { rate: 100, window: Micros(100 * SECOND), ..fleet.limiter_ref.rules[0].clone() };
     fleet.limiter_ref.rules = [rule].into();
-    let first = fleet.begin(0);
-    for replica in [1, 2] {
-        fleet.beat(700_000, replica, first, Reported::default());
-    }
-    let second = fleet.renew(1_700_000, first);
-    fleet.beat(1_800_000, 1, second, Reported { memory: first, epoch: second });
+    lose_the_second(&mut fleet, 1_700_000);
     // A second and a half until it opens, and five seconds' worth at once: six, and one because it grants whole permits.
-    fleet.ask(2_200_000, second, 0);
     assert_eq!(fleet.available(2_200_000), 93);
 }
 
@@ -184,14 +191,7 @@ fn the_crash_of_a_replica_costs_a_limit_of_a_day_one_permit() {
 #[test]
 fn a_second_silence_takes_back_nothing_that_was_charged_behind_the_first() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
-    let first = fleet.begin(0);
-    for replica in [1, 2] {
-        fleet.beat(700_000, replica, first, Reported::default());
-    }
-    // The second one is never heard again.
-    let second = fleet.renew(4 * SECOND, first);
-    fleet.beat(4_100_000, 1, second, Reported { memory: first, epoch: second });
-    fleet.ask(4_600_000, second, 0);
+    let (first, second) = lose_the_second(&mut fleet, 4 * SECOND);
     let left = fleet.available(4_600_000);
     assert!(left <= 2, "{left}");
     fleet.keep_alive(4_600_000, 5 * SECOND, second);
@@ -208,13 +208,7 @@ fn a_long_limit_does_not_hide_that_a_short_one_may_be_used_up() {
     let rule =
         |rate, seconds| Rule { rate, window: Micros(seconds * SECOND), ..fleet.limiter_ref.rules[0].clone() };
     fleet.limiter_ref.rules = [rule(1000, 3600), rule(40, 4)].into();
-    let first = fleet.begin(0);
-    for replica in [1, 2] {
-        fleet.beat(700_000, replica, first, Reported::default());
-    }
-    let second = fleet.renew(1_700_000, first);
-    fleet.beat(1_800_000, 1, second, Reported { memory: first, epoch: second });
-    fleet.ask(2_200_000, second, 0);
+    lose_the_second(&mut fleet, 1_700_000);
     let inspected = fleet.store.inspect(&fleet.context(2_200_000), &fleet.limiter_ref);
     assert_eq!(*inspected.available, [960, 0]);
 }
