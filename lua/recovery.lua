@@ -1,25 +1,38 @@
 -- recovery.lua: brings a state through a doubt of the server's memory, or of what was granted without it.
 --
--- A state has `doubts`: { whether memory was lost (1) or the server was away (0), the instant of the charge or 0, its permits, ... }.
+-- A state has `doubts`: { whether memory was lost (1) or the server was away (0), the instant of the charge or 0, its permits, ... }. One of
+-- kind 2 charges nothing: nothing is booked before its instant.
 -- When the epoch is open, a doubt is either resolved, because all members have reported, or charged: with all that they can have been
 -- granted and not reported, at the opening. No earlier use of theirs is seen for longer. A late report resolves it still. What others
 -- keep copies of (copies.lua) is charged where it was granted, so that only the rest is charged at the opening.
 
 local Recovery = setmetatable({ rare = function()
+  -- The kind of a doubt before whose instant nothing is booked.
+  local CLOSED = 2
+
   -- The permits that members who have not reported are taken to have granted without the server, from when they last heard it to the
   -- opening: at the pace of each rule, some time's worth of it at once, and one more each, because they grant whole permits; the most of these,
-  -- though all rules held for them, because a short one may have been used up while a long one was hardly used. Most of them have died when they
-  -- fell silent, and were granted nothing. So one is not reckoned with that has used up the share of a long window at once, or has been cut off
-  -- for longer than `CUT_OFF_MAX`, and has died before it could report that: else the crash of the only replica would close a limit a day for
-  -- a day, or a night would use up half of it.
+  -- though all rules held for them, because a shorter one may have been used up while a longer one was hardly used. Most of them have died when
+  -- they fell silent, and were granted nothing. So one is not reckoned with that has used up the share of a long window at once, or has been cut
+  -- off for longer than `CUT_OFF_MAX`, and has died before it could report that: else the crash of the only replica would close a limit a day
+  -- for a day, or a night would use up half of it.
+  -- The rules that are `SOON` whole again are not among these where another one is not: a second's permits may be those of a day.
+  -- Returns the longest time for which these may be used up, too: until it is over nothing is booked.
   local function granted_away(state, epoch)
-    local AT_ONCE, CUT_OFF_MAX = 5000000, 60000000
-    local most, silent = 0, Epoch.unreported(epoch)
+    local AT_ONCE, SOON, CUT_OFF_MAX = 5000000, 6000000, 60000000
+    local most, of_short, whole_after, silent = 0, 0, 0, Epoch.unreported(epoch)
     local away = min(epoch.opens - epoch.silent_from, CUT_OFF_MAX) + AT_ONCE
     for _, rule in ipairs(state.rules) do
-      most = max(most, min(rule.lacking_max, floor(rule.rate * away / rule.window) + silent))
+      local granted = min(rule.lacking_max, floor(rule.rate * away / rule.window) + silent)
+      local span = Rule.span_exact(rule, rule.lacking_max)
+      if span > SOON then
+        most = max(most, granted)
+      else
+        of_short, whole_after = max(of_short, granted), max(whole_after, span + 1)
+      end
     end
-    return most
+    if most == 0 then return of_short, 0 end
+    return most, of_short > most and whole_after or 0
   end
 
   -- Returns the most permits that any rule would grant at an instant, to one request or to several. To charge more would close a limit for
@@ -35,16 +48,21 @@ local Recovery = setmetatable({ rare = function()
 
   -- Takes a booking into the checkpoints that hold its instant. One that is not in its order counts as if nothing of it had flowed out
   -- since; but no bucket ever lacked more than all that it holds. A rule that spaces permits was free for each booking: the one that it is
-  -- free for last counts.
+  -- free for last counts. A booking may be all of a long time, where a limit of a day beside the rule counts in such cells.
   local function take_late(state, at, permits)
     for place, checkpoint in pairs(state.checkpoints) do
       local rule, folded = state.rules[place], checkpoint[#checkpoint]
       if rule.is_spaced then
-        local behind = rule.algorithm.take_late(rule, rule.algorithm.lacking(rule, at, 0), at, permits)
+        local most = min(permits, rule.lacking_max)
+        local behind = rule.algorithm.take_late(rule, rule.algorithm.lacking(rule, at, 0), at, most)
         behind[#behind] = folded
         if at <= folded and rule.algorithm.is_emptier(behind, checkpoint) then state.checkpoints[place] = behind end
-      elseif checkpoint[1] < folded + Rule.span_exact(rule, rule.capacity) then
-        state.checkpoints[place] = rule.algorithm.take_late(rule, checkpoint, at, permits)
+      else
+        local emptiest = rule.algorithm.lacking(rule, folded, rule.capacity)
+        if not rule.algorithm.is_emptier(checkpoint, emptiest) then
+          local behind = rule.algorithm.take_late(rule, checkpoint, at, permits)
+          state.checkpoints[place] = rule.algorithm.is_emptier(behind, emptiest) and emptiest or behind
+        end
       end
     end
   end
@@ -134,7 +152,7 @@ local Recovery = setmetatable({ rare = function()
     local doubts, kept, is_lighter = state.doubts, {}, false
     for index = 1, #doubts, 3 do
       local is_lost, at, permits = doubts[index], doubts[index + 1], doubts[index + 2]
-      local is_known
+      local is_known, whole_after = nil, 0
       if is_lost == 1 then is_known = Epoch.knows_all(epoch, now) else is_known = Epoch.unreported(epoch) == 0 end
       -- A doubt that is charged covers what a late copy shows.
       if is_lost == 1 and (is_known or at == 0) then charge_copies(state, key, epoch, now) end
@@ -144,19 +162,24 @@ local Recovery = setmetatable({ rare = function()
           is_lighter = true
         end
       elseif at == 0 then
-        at, permits = epoch.opens, granted_away(state, epoch)
+        at = epoch.opens
+        permits, whole_after = granted_away(state, epoch)
         if is_lost == 1 then
           for _, rule in ipairs(state.rules) do permits = max(permits, rule.lacking_max) end
         end
         permits = min(permits, grantable(state, at))
         Search.charge_at(state, at, permits)
       end
-      local longest = Rule.longest_window(state.rules)
-      if not is_known and now < at + longest then
+      local matters_for = is_lost == CLOSED and 0 or Rule.longest_window(state.rules)
+      if not is_known and now < at + matters_for then
         kept[#kept + 1], kept[#kept + 2], kept[#kept + 3] = is_lost, at, permits
+      end
+      if now < at + whole_after then
+        kept[#kept + 1], kept[#kept + 2], kept[#kept + 3] = CLOSED, at + whole_after, 0
       end
     end
     state.doubts = kept
+    State.close(state)
     return is_lighter
   end
 

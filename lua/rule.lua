@@ -113,6 +113,15 @@ do
     end
   end
 
+  -- Returns the place of the rule with the shortest window, the first of these.
+  local function shortest(rules)
+    local place = 1
+    for index = 2, #rules do
+      if rules[index].window < rules[place].window then place = index end
+    end
+    return place
+  end
+
   local function longest_window(rules)
     local longest = 0
     for index = 1, #rules do longest = max(longest, rules[index].window) end
@@ -121,6 +130,7 @@ do
 
   Rule = {
     SPAN_MAX = SPAN_MAX, parse_all = parse_all, parse_own = parse_own, cell_start = cell_start, cell_from = cell_from,
-    span_exact = span_exact, is_one = is_one, position = position, longest_window = longest_window,
+    span_exact = span_exact, is_one = is_one, position = position, shortest = shortest,
+    longest_window = longest_window,
   }
 end

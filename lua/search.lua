@@ -22,7 +22,8 @@ do
     for index = 1, #rules do rules[index].algorithm.advance(running[index], search, before) end
   end
 
-  local function new(state, from)
+  -- Returns a search that stands at an instant, open or not.
+  local function at_instant(state, from)
     local rules, timeline, running = state.rules, state.timeline, {}
     Timeline.compact(timeline)
     for index = 1, #rules do
@@ -37,6 +38,11 @@ do
     }
     advance(search, from)
     return search
+  end
+
+  -- Returns a search for places from an instant on.
+  local function new(state, from)
+    return at_instant(state, max(from, state.closed_until))
   end
 
   -- Returns a copy of a search that has not looked for room yet.
@@ -142,7 +148,7 @@ do
 
   -- Books permits at an instant, because they are used there: whether there is room or not, and during a pause, too.
   local function charge_at(state, at, permits)
-    local search = new(state, at)
+    local search = at_instant(state, at)
     search.pause = Pause.NONE
     charge(search, permits)
   end

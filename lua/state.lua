@@ -6,6 +6,15 @@ local State
 do
   local SIZE = 17
 
+  -- Follows the doubts before whose instant nothing is booked.
+  local function close(state)
+    local doubts, closed_until = state.doubts, 0
+    for index = 1, #doubts, 3 do
+      if doubts[index] == 2 then closed_until = max(closed_until, doubts[index + 1]) end
+    end
+    state.closed_until = closed_until
+  end
+
   -- Returns the state of a key whose value is `text`; a new one if it holds nothing.
   local function load(key, text, now)
     local row = Store.read(key, text, SIZE)
@@ -20,7 +29,7 @@ do
     end
     timeline.keeps_empty = place == 0
     if timeline.pages then work.done = work.done + Pages.work(timeline.pages) end
-    return {
+    local state = {
       -- The last change of the limits: reschedule.lua.
       generation = row[1], void_from = row[2], previous_generation = row[3],
       rescheduled_cell = row[4], rescheduled_until = row[5], rescheduled = type(row[6][1]) == "number" and { row[6] } or row[6],
@@ -43,7 +52,11 @@ do
       reset_at = row[15],
       pause = row[16] == 0 and Pause.NONE or Pause.load(row[16]),
       external_usage = row[17] ~= 0 and ExternalUsage.load(row[17]) or nil,
+      -- Nothing is booked before: the latest instant of the doubts that say so.
+      closed_until = 0,
     }
+    if state.doubts[1] then close(state) end
+    return state
   end
 
   -- Returns the row to be stored of a state, which cannot be used any more.
@@ -199,7 +212,7 @@ do
   end
 
   State = setmetatable({
-    load = load, pack = pack, expires = expires, keep = keep, keep_all = keep_all, available = available, paused_until = paused_until, is_pending = is_pending,
+    load = load, close = close, pack = pack, expires = expires, keep = keep, keep_all = keep_all, available = available, paused_until = paused_until, is_pending = is_pending,
     rare = rare,
   }, Lazy)
 end

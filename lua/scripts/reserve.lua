@@ -346,9 +346,10 @@ if #runs > 0 and not settles and not is_moving and is_rescheduled then
       if code then
         local rules = states[limiter].rules
         if #rules > 1 then
-          -- The rule that has no room right before. Which one moved a search last depends on where that began.
+          -- The rule that has no room right before. Which one moved a search last depends on where that began. Where all have room, the state
+          -- is closed until its shortest rule is whole.
           local search = Search.new(states[limiter], at - 1)
-          limit = 1
+          limit = Rule.shortest(rules)
           for place = #rules, 1, -1 do
             if not rules[place].algorithm.room(search.running[place], search, cost) then limit = place end
           end

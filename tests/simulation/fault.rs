@@ -98,6 +98,11 @@ pub enum Kind {
     Drain {
         replica: usize,
     },
+    /// SIGTERM, and a new one after `down`.
+    End {
+        replica: usize,
+        down: u64,
+    },
     /// All replicas one after the other: the new one starts, then the old one ends.
     Deploy {
         pause: u64,
@@ -155,8 +160,11 @@ pub enum Kind {
     },
 }
 
+/// How many kinds are drawn at random: the first ones of [`NAMES`].
+pub const DRAWN: usize = 31;
+
 /// The names of all kinds, in the order in which they are drawn.
-pub const NAMES: [&str; 31] = [
+pub const NAMES: [&str; 32] = [
     "flush",
     "restart_empty",
     "restart_older",
@@ -188,6 +196,7 @@ pub const NAMES: [&str; 31] = [
     "idle",
     "burst",
     "busy_cpu",
+    "end",
 ];
 
 impl Kind {
@@ -243,6 +252,7 @@ impl Kind {
             "leave" => Kind::Leave,
             "idle" => Kind::Idle { lasts: rng.u64(SECOND..10 * SECOND) },
             "burst" => Kind::Burst { lasts: lasts(rng, 2 * SECOND) },
+            "end" => Kind::End { replica, down: lasts(rng, 10 * SECOND) },
             _ => Kind::BusyCpu {
                 replica: any,
                 most: [3, 10, 30, 100][rng.usize(..4)] * MILLI,
@@ -286,6 +296,7 @@ impl Kind {
             Kind::Idle { .. } => 28,
             Kind::Burst { .. } => 29,
             Kind::BusyCpu { .. } => 30,
+            Kind::End { .. } => 31,
         }
     }
 
@@ -297,7 +308,10 @@ impl Kind {
     /// Returns how long it lasts, in microseconds.
     pub fn lasts(&self) -> u64 {
         match *self {
-            Kind::RestartEmpty { down } | Kind::RestartOlder { down, .. } | Kind::Kill { down, .. } => down,
+            Kind::RestartEmpty { down }
+            | Kind::RestartOlder { down, .. }
+            | Kind::Kill { down, .. }
+            | Kind::End { down, .. } => down,
             Kind::Failover { split_for, .. } => split_for,
             Kind::Freeze { lasts }
             | Kind::Full { lasts }
@@ -360,6 +374,7 @@ impl Kind {
             self,
             Kind::Kill { .. }
                 | Kind::Drain { .. }
+                | Kind::End { .. }
                 | Kind::Deploy { .. }
                 | Kind::Stop { .. }
                 | Kind::Sleep { .. }

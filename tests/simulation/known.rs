@@ -24,12 +24,13 @@ const COMPARED: u64 = 10;
 const SEEDS: u64 = 70;
 
 /// Runs in which nothing is found: without faults, with all of them, of queues whose slots are dealt, and of what recovery is for.
-const CLEAN: [(Mix, u64); 6] = [
+const CLEAN: [(Mix, u64); 7] = [
     (Mix::Calm, 12),
     (Mix::Share, 12),
     (Mix::Tokens, 10),
     (Mix::Losses, 10),
     (Mix::Away, 6),
+    (Mix::Hours, 4),
     (Mix::Cells, 8),
 ];
 

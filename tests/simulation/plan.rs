@@ -1,5 +1,7 @@
 //! One run, drawn from its seed: the fleet, its configurations, the demand, and what happens.
 
+mod faults;
+
 use std::fmt::Write;
 use std::ops::Range;
 use std::path::Path;
@@ -9,7 +11,8 @@ use clap::ValueEnum;
 use fastrand::Rng;
 use weir::config::{self, Config};
 
-use crate::fault::{Fault, Kind, NAMES};
+use crate::fault::Fault;
+use crate::plan::faults::{AWAY_WINDOW, Pace};
 
 const MILLI: u64 = 1_000;
 const SECOND: u64 = 1_000_000;
@@ -37,6 +40,9 @@ pub enum Mix {
     /// Everything with windows of five minutes, and the only fault is that all replicas end behind a silence of the store in which nobody calls,
     /// and come back when it has had time to forget what it should not.
     Away,
+    /// Everything, with one limiter of a short limit and one of an hour, and the faults are those that an hour outlives: the store is silent, once
+    /// or twice, is restarted with its data, and replicas end, one or all, in order or not.
+    Hours,
     /// Everything, with limits whose bookings are kept in wide cells of time, as those of very many permits are. What they do not use by that
     /// is no finding: only what is over.
     Cells,
@@ -56,9 +62,12 @@ impl Mix {
 
     /// Returns whether the fleet wants more than it may have all the time, and only the faults of this mix disturb it.
     fn is_of_recovery(self) -> bool {
-        matches!(self, Mix::Losses | Mix::Away)
+        matches!(self, Mix::Losses | Mix::Away | Mix::Hours)
     }
 }
+
+/// The window of the long limit of the mix [`Mix::Hours`].
+const HOUR: u64 = 3600 * SECOND;
 
 /// How many callers share a quota: a, b and c.
 pub const CALLERS: u64 = 3;
@@ -193,7 +202,7 @@ impl Plan {
     pub fn draw(seed: u64, mix: Mix) -> Plan {
         let mut rng = Rng::with_seed(seed);
         let replicas = if mix == Mix::Standard { 3 } else { rng.usize(1..=5).min(rng.usize(1..=5) + 1) };
-        let replicas = if mix.is_of_recovery() { replicas.max(2) } else { replicas };
+        let replicas = if matches!(mix, Mix::Losses | Mix::Away) { replicas.max(2) } else { replicas };
         let mut limiters: Vec<Limiter> = Vec::new();
         let count = match mix {
             Mix::Random | Mix::Dense | Mix::Cells | Mix::Changes => [1, 1, 1, 2, 2, 3][rng.usize(..6)],
@@ -207,6 +216,9 @@ impl Plan {
             // Nobody calls for an idle partition when an epoch begins.
             (limiters[0].is_keyed, limiters[0].is_shadow, limiters[0].is_per_replica) = (true, false, false);
             limiters[0].limits.iter_mut().for_each(|limit| limit.per = AWAY_WINDOW);
+        }
+        if mix == Mix::Hours {
+            limiters[0].put_beside_an_hour(&mut rng);
         }
         if mix == Mix::Tokens {
             let (first, second) = limiters.split_at_mut(1);
@@ -256,10 +268,11 @@ impl Plan {
         let end = begin + length;
         let faults = match mix {
             Mix::Calm => Vec::new(),
-            Mix::Losses => draw_losses(replicas, (begin, end), &mut rng),
-            Mix::Away => draw_away(replicas, begin, &mut rng),
-            Mix::Changes => draw_changes(replicas, &configurations, (begin, end), &pace, &mut rng),
-            _ => draw_faults(replicas, &configurations, (begin, end), &pace, &mut rng),
+            Mix::Losses => faults::draw_losses(replicas, (begin, end), &mut rng),
+            Mix::Away => faults::draw_away(replicas, begin, &mut rng),
+            Mix::Hours => faults::draw_hours(replicas, (begin, end), &mut rng),
+            Mix::Changes => faults::draw_changes(replicas, &configurations, (begin, end), &pace, &mut rng),
+            _ => faults::draw_faults(replicas, &configurations, (begin, end), &pace, &mut rng),
         };
         // A replica that stands still for long has all its requests to answer afterwards.
         let over =
@@ -421,6 +434,23 @@ impl Limiter {
         self.limits.iter().map(|limit| limit.per).min().unwrap_or_default()
     }
 
+    /// Puts a short limit beside one of an hour, which is used up within seconds, or never.
+    fn put_beside_an_hour(&mut self, rng: &mut Rng) {
+        (self.is_shadow, self.is_per_replica, self.follows_upstream) = (false, false, false);
+        self.limits.truncate(1);
+        let short = &mut self.limits[0];
+        while short.per > 5 * SECOND {
+            *short = Limit::draw(Mix::Random, rng);
+        }
+        let rate =
+            [rng.u64(40..200), rng.u64(40..200), short.rate * 2000 * SECOND / short.per][rng.usize(..3)];
+        let algorithm = [Algorithm::SlidingWindow, Algorithm::FixedWindow][usize::from(rng.u8(..4) == 0)];
+        self.limits.push(Limit { rate, per: HOUR, algorithm, precision: None });
+        if rng.bool() {
+            self.limits.swap(0, 1);
+        }
+    }
+
     /// Makes two limiters fit for one route whose limiters have costs of their own.
     fn serve_with(&mut self, other: &mut Limiter) {
         other.is_per_replica = false;
@@ -557,7 +587,9 @@ fn draw_routes(limiters: &[Limiter], mix: Mix, is_quiet: bool, rng: &mut Rng) ->
     let sets: Vec<Vec<&Limiter>> =
         if shared { vec![limiters.iter().collect()] } else { limiters.iter().map(|one| vec![one]).collect() };
     let mut draw = |set: &Vec<&Limiter>| {
-        let pace = |limit: &Limit| limit.rate as f64 * SECOND as f64 / limit.per as f64;
+        // A small limit of an hour is hardly used in a run, and a large one as fast as the short one beside it allows.
+        let per = |limit: &Limit| if mix == Mix::Hours { limit.per.min(400 * SECOND) } else { limit.per };
+        let pace = |limit: &Limit| limit.rate as f64 * SECOND as f64 / per(limit) as f64;
         let pace = set.iter().flat_map(|one| &one.limits).map(pace).fold(f64::INFINITY, f64::min);
         // Where there is no demand, nobody can say what is not used.
         let factor = if is_random && !is_quiet && !mix.is_of_recovery() {
@@ -604,131 +636,5 @@ fn cost_max(limit: &Limit) -> u64 {
         Algorithm::TokenBucket { burst } => burst,
         // Where permits are spaced, those of a request are due together, and what follows is so much further away.
         _ => limit.rate,
-    }
-}
-
-/// How soon faults follow one another.
-enum Pace {
-    /// A fault comes after half of this time up to twice of it, or right after the one before.
-    Dense { gap: u64 },
-    /// After one or a few faults comes so much quiet that all that is promised for calm time is judged.
-    Quiet { stretch: u64 },
-}
-
-impl Pace {
-    fn draw(mix: Mix, is_quiet: bool, longest: u64, rng: &mut Rng) -> Pace {
-        if is_quiet {
-            // Ten seconds that begin two windows after a fault, and what a limiter keeps free.
-            return Pace::Quiet { stretch: (12 * SECOND + longest * 2 + longest / 10).min(60 * SECOND) };
-        }
-        let gap = match mix {
-            Mix::Standard => 2 * SECOND,
-            Mix::Dense | Mix::Changes => [SECOND, 3 * SECOND][rng.usize(..2)],
-            _ => [SECOND, 3 * SECOND, 8 * SECOND, 20 * SECOND][rng.usize(..4)],
-        };
-        Pace::Dense { gap }
-    }
-
-    /// Returns the time that demand must last for the pace to show something.
-    fn worth(&self) -> u64 {
-        match self {
-            Pace::Dense { .. } => 0,
-            Pace::Quiet { stretch } => 2 * stretch + 10 * SECOND,
-        }
-    }
-
-    /// Returns when the next fault begins.
-    fn next(&self, last: Option<&Fault>, begin: u64, rng: &mut Rng) -> u64 {
-        match (self, last) {
-            // As often right after the one before as after a while.
-            (_, Some(last)) if rng.bool() => last.at + rng.u64(MILLI..1500 * MILLI),
-            (Pace::Dense { gap }, last) => last.map_or(begin, |last| last.at) + rng.u64(gap / 2..2 * gap),
-            (Pace::Quiet { .. }, None) => begin + rng.u64(MILLI..4 * SECOND),
-            (Pace::Quiet { stretch }, Some(last)) => {
-                last.at + last.kind.lasts() + stretch + rng.u64(..3 * SECOND)
-            }
-        }
-    }
-}
-
-/// Draws losses of the store's memory, each right after it became harder to hear the store.
-fn draw_losses(replicas: usize, (begin, end): (u64, u64), rng: &mut Rng) -> Vec<Fault> {
-    let mut faults: Vec<Fault> = Vec::new();
-    let mut at = begin + rng.u64(2 * SECOND..6 * SECOND);
-    while at < end {
-        let (replica, lasts) = (rng.usize(..replicas), rng.u64(SECOND..4 * SECOND));
-        let (kind, within) = match rng.u8(..4) {
-            0 => (Kind::CutOff { replica, lasts }, 500 * MILLI),
-            1 => (Kind::Break { replica: Some(replica), lasts }, 500 * MILLI),
-            2 => (Kind::Break { replica: None, lasts: lasts * 2 }, 500 * MILLI),
-            _ => {
-                (Kind::Slow { replica: Some(replica), extra: rng.u64(50 * MILLI..300 * MILLI), lasts }, lasts)
-            }
-        };
-        let kind_of_loss =
-            if rng.bool() { Kind::Flush } else { Kind::RestartEmpty { down: rng.u64(..5 * MILLI) } };
-        faults.push(Fault { at, kind });
-        faults.push(Fault { at: at + rng.u64(MILLI..within), kind: kind_of_loss });
-        at += lasts + rng.u64(2 * SECOND..6 * SECOND);
-    }
-    faults
-}
-
-/// The window of every limit in a run in which all replicas are away.
-const AWAY_WINDOW: u64 = 300 * SECOND;
-
-/// Draws a silence of the store in which nobody calls, and the end of all replicas behind it.
-fn draw_away(replicas: usize, begin: u64, rng: &mut Rng) -> Vec<Fault> {
-    let idle = begin + rng.u64(2 * SECOND..6 * SECOND);
-    // By then no queue is left.
-    let (silent, lasts) = (idle + 70 * SECOND, rng.u64(700 * MILLI..2 * SECOND));
-    let ends = silent + lasts + rng.u64(SECOND..5 * SECOND);
-    let down = rng.u64(20 * SECOND..90 * SECOND);
-    let mut faults = vec![
-        Fault { at: idle, kind: Kind::Idle { lasts: ends + down - idle } },
-        Fault { at: silent, kind: Kind::Freeze { lasts } },
-    ];
-    faults.extend((0..replicas).map(|replica| Fault { at: ends, kind: Kind::Kill { replica, down } }));
-    faults
-}
-
-/// Draws faults of which every second one is a reload.
-fn draw_changes(
-    replicas: usize,
-    configurations: &[Configuration],
-    demand: (u64, u64),
-    pace: &Pace,
-    rng: &mut Rng,
-) -> Vec<Fault> {
-    let mut faults = draw_faults(replicas, configurations, demand, pace, rng);
-    for fault in &mut faults {
-        if rng.bool() {
-            let configuration = rng.usize(..configurations.len());
-            fault.kind = Kind::Reload { configuration, lag: rng.u64(0..300 * MILLI) };
-        }
-    }
-    faults
-}
-
-fn draw_faults(
-    replicas: usize,
-    configurations: &[Configuration],
-    (begin, end): (u64, u64),
-    pace: &Pace,
-    rng: &mut Rng,
-) -> Vec<Fault> {
-    let limiters = configurations[0].limiters.len();
-    let mut faults: Vec<Fault> = Vec::new();
-    // Sometimes replicas have never met the store before the first.
-    let is_early = rng.u8(..8) == 0;
-    loop {
-        let at = if is_early && faults.is_empty() { 0 } else { pace.next(faults.last(), begin, rng) };
-        if at >= end {
-            return faults;
-        }
-        let place = rng.usize(..NAMES.len());
-        let kind = Kind::draw(place, replicas, configurations.len(), limiters, rng);
-        debug_assert_eq!(kind.place(), place, "each kind has one place among the names");
-        faults.push(Fault { at, kind });
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::fault::NAMES;
+use crate::fault::{DRAWN, NAMES};
 use crate::oracle::Finding;
 use crate::plan::{Mix, Plan};
 use crate::shrink::{Shortened, shorten};
@@ -184,7 +184,7 @@ impl Totals {
 
     /// Returns the pair of kinds that came close together least often.
     fn rarest(&self) -> (&'static str, &'static str, u64) {
-        let all = (0..NAMES.len()).flat_map(|first| (0..NAMES.len()).map(move |second| (first, second)));
+        let all = (0..DRAWN).flat_map(|first| (0..DRAWN).map(move |second| (first, second)));
         let count = |pair: &(usize, usize)| self.pairs.get(pair).copied().unwrap_or_default();
         let pair = all.min_by_key(count).unwrap_or_default();
         (NAMES[pair.0], NAMES[pair.1], count(&pair))

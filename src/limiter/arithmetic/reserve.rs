@@ -427,13 +427,19 @@ fn refusal(delay: Micros, run: &Run, queue_slots_left: u64) -> Option<fn(RetryDe
     }
 }
 
+/// Returns the place of the rule with the shortest window, the first of these.
+fn shortest(rules: &[Rule]) -> usize {
+    (0..rules.len()).min_by_key(|place| rules[*place].window).unwrap_or_default()
+}
+
 /// Returns the limit for which a request has to wait until `found`: the rule that has no room right before. Which one moved the search last
-/// depends on where that began.
+/// depends on where that began. Where all have room, the state is closed until its shortest rule is whole.
 fn violated(searches: &[Search<'_>], found: &Earliest, cost: u64) -> Violated {
     let Violated { limiter, limit } = found.violated;
     match searches.get(limiter).filter(|search| search.rules().len() > 1) {
         Some(search) => {
-            Violated { limiter, limit: search.limiting(found.at - Micros::ONE, cost).unwrap_or_default() }
+            let limiting = search.limiting(found.at - Micros::ONE, cost);
+            Violated { limiter, limit: limiting.unwrap_or_else(|| shortest(search.rules())) }
         }
         None => Violated { limiter, limit },
     }

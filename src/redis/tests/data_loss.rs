@@ -49,6 +49,21 @@ fn a_lost_bucket_counts_as_empty_before_what_is_known() {
     assert_eq!(granted(&fleet.ask(4 * SECOND, second, 4)), (1, Some(4 * SECOND + 500_000)));
 }
 
+/// A limit of a day beside the bucket keeps what was granted in cells of minutes.
+#[test]
+fn a_lost_bucket_makes_up_for_no_more_than_it_holds() {
+    for burst in [10, 1] {
+        let mut fleet = Fleet::new(Kind::Bucket(Bucket { burst }));
+        let first = fleet.begin(0);
+        fleet.keep_alive(400_000, 20 * SECOND, first);
+        fleet.lose_everything();
+        let second = fleet.renew(20 * SECOND, first);
+        fleet.write_back(20 * SECOND, &lost(1, second, &[(12_000_000, 140)]));
+        fleet.keep_alive(20_400_000, 31 * SECOND, second);
+        assert_eq!(granted(&fleet.ask(31 * SECOND, second, burst)).0, burst);
+    }
+}
+
 #[test]
 fn a_bucket_that_was_in_full_use_before_a_loss_is_not_full_after() {
     let mut fleet = Fleet::new(Kind::Bucket(Bucket { burst: 10 }));

@@ -4,7 +4,7 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::call::{Call, Run};
+use crate::limiter::model::call::{Call, Outcome, Run};
 use crate::limiter::model::heartbeat::{Heartbeat, Reported};
 use crate::limiter::model::write_back::{Unknown, WriteBack};
 use crate::redis::tests::fleet::{Fleet, SECOND, granted, heartbeat, lost};
@@ -201,16 +201,30 @@ fn a_second_silence_takes_back_nothing_that_was_charged_behind_the_first() {
     assert!(fleet.available(6_700_000) <= left);
 }
 
-/// Of `[40/4s, 1000/1h]` it may have been granted forty, which are many times the pace of the hour.
+/// Of `[1000/1h, 40/4s]` it may have been granted forty, which are many times the pace of the hour: nothing is granted until they have left
+/// the four seconds. The hour is charged with its own pace. Who is refused is told of the four seconds.
 #[test]
-fn a_long_limit_does_not_hide_that_a_short_one_may_be_used_up() {
+fn a_short_limit_that_may_be_used_up_closes_for_its_window_and_takes_nothing_from_a_long_one() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let rule =
         |rate, seconds| Rule { rate, window: Micros(seconds * SECOND), ..fleet.limiter_ref.rules[0].clone() };
     fleet.limiter_ref.rules = [rule(1000, 3600), rule(40, 4)].into();
-    lose_the_second(&mut fleet, 1_700_000);
-    let inspected = fleet.store.inspect(&fleet.context(2_200_000), &fleet.limiter_ref);
-    assert_eq!(*inspected.available, [960, 0]);
+    let (_, second) = lose_the_second(&mut fleet, 1_700_000);
+    fleet.keep_alive(2_200_000, 6_300_000, second);
+    let (opens, waits) = (2_200_000, |wait_max, count| Run { cost: 1, wait_max: Micros(wait_max), count });
+    let ask = |fleet: &mut Fleet, after, run| {
+        let call =
+            Call { replica: 1, epoch: second, generations: vec![0], runs: vec![run], ..Call::default() };
+        fleet.call(after, &Call { queue_slots_left: 100, ..call }).outcomes
+    };
+    let refused = ask(&mut fleet, opens + SECOND, waits(SECOND, 1));
+    let [(1, Outcome::TooFar(away))] = refused.as_slice() else { panic!("{refused:?}") };
+    assert_eq!((away.delay, away.violated.limit), (Micros(3 * SECOND + 1), 1));
+    let granted = ask(&mut fleet, opens + 3 * SECOND, waits(2 * SECOND, 40));
+    let [(40, Outcome::Booked(slot))] = granted.as_slice() else { panic!("{granted:?}") };
+    assert_eq!(*slot, Micros(START + opens + 4 * SECOND + 1));
+    let left = fleet.store.inspect(&fleet.context(opens + 4 * SECOND + 1), &fleet.limiter_ref).available;
+    assert_eq!(*left, [1000 - 40 - 2, 0]);
 }
 
 #[test]

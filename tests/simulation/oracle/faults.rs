@@ -42,6 +42,8 @@ pub(crate) struct Faults {
     disturbed: u64,
     /// The end of the last fault after which somebody may not know what was granted.
     lost: Option<u64>,
+    /// How many such faults there were.
+    losses: u64,
     /// How long a replica may act on what it last heard.
     lease: u64,
     /// How long a replica waits for an answer of the store, and a lease.
@@ -82,6 +84,7 @@ impl Faults {
     /// vouch for counts as used then.
     pub(crate) fn lose(&mut self, at: u64) {
         self.lost = Some(at + 2 * self.lease);
+        self.losses += 1;
     }
 
     /// Returns the end of the last fault after which somebody may not know what was granted.
@@ -163,6 +166,11 @@ impl Faults {
     pub(crate) fn all_known_since(&self, from: u64) -> bool {
         let is_losing = self.faults.values().any(|fault| fault.end.is_none() && fault.kind.loses_knowledge);
         !is_losing && self.lost.is_none_or(|lost| lost <= from)
+    }
+
+    /// Returns how many faults there were after which somebody may not know what was granted.
+    pub(crate) fn losses(&self) -> u64 {
+        self.losses
     }
 
     /// Returns the percentage by which windows that begin at `from` may be over; `None`: they are not judged.

@@ -156,7 +156,8 @@ impl Oracle {
                 room::is_judged(limiter, &self.limiters, &self.faults, refused, self.settings.lease)
             });
             let (Some(limiter), Some(state)) = (limiter, self.states.get_mut(&key)) else { return };
-            match room::room(state, limiter, refused, self.settings.prefetch_percent) {
+            let (percent, losses) = (self.settings.prefetch_percent, self.faults.losses());
+            match room::room(state, limiter, refused, percent, losses) {
                 Some(evidence) => found = Some((evidence, key.state.limiter)),
                 None => return self.report(What::RefusedWithRoom, request, None),
             }

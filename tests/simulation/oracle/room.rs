@@ -2,14 +2,24 @@
 //!
 //! Permits that nobody has used may be prefetched in some replica. So a limit has room only if at most a given part of it is
 //! in use: sent in the last window, or asked for and not answered. It is not judged while a pause or what it left may hold
-//! permits back, for a lease after a reload, nor for a window after a fault that loses knowledge.
+//! permits back, for a lease after a reload, nor for a window after a fault that loses knowledge. Of a long window such a fault
+//! may take no more than what nobody can vouch for.
 
-use super::event::Algorithm;
+use super::event::{Algorithm, LimitModel};
 use super::faults::Faults;
 use super::finding::Evidence;
 use super::limiters::{Limiter, Limiters, Rule};
 use super::over::bucket_room;
 use super::usage::StateUse;
+
+/// A window of this length outlives faults that lose knowledge.
+const LONG: u64 = 1_000_000_000;
+
+/// What such a fault takes at most of the permits of a long window: those of so much time, of so many replicas one each, and one in so many of
+/// all, which were prefetched.
+const UNKNOWN_FOR: u64 = 65_000_000;
+const REPLICAS_MAX: u64 = 2;
+const PREFETCHED: u64 = 20;
 
 /// A request that is refused now.
 #[derive(Clone, Copy)]
@@ -37,10 +47,11 @@ pub(crate) fn is_judged(
     lease: u64,
 ) -> bool {
     let window_ago = refused.at.saturating_sub(limiter.window());
+    let outlived = limiter.rules.iter().filter(|rule| rule.limit.per < LONG).map(Rule::widened).max();
     limiter.model.judges_room
         && limiter.known_from <= window_ago
         && limiter.is_unpaused_since(window_ago)
-        && faults.all_known_since(window_ago)
+        && faults.all_known_since(refused.at.saturating_sub(outlived.unwrap_or_default()))
         && limiters.are_unchanged_since(refused.at.saturating_sub(lease))
         && !faults.stood_still_since(refused.replica, refused.arrived)
 }
@@ -51,11 +62,13 @@ pub(crate) fn room(
     limiter: &Limiter,
     refused: Refused,
     percent: u64,
+    losses: u64,
 ) -> Option<Evidence> {
     let pending = state.pending(refused.at);
     let mut fullest: Option<Evidence> = None;
     for rule in &limiter.rules {
-        let (has_room, in_use) = rule_room(state, rule, refused, pending, percent);
+        let unknown = losses * lost_at_most(rule);
+        let (has_room, in_use) = rule_room(state, rule, refused, pending + unknown, percent);
         if !has_room {
             return None;
         }
@@ -66,12 +79,20 @@ pub(crate) fn room(
         };
         let left = limit.saturating_sub(in_use);
         if fullest.as_ref().is_none_or(|old| left < old.limit.saturating_sub(old.sent)) {
-            let detail =
-                format!("cost {}, {pending} permits pending, in {} us", refused.cost, rule.limit.per);
+            let detail = format!(
+                "cost {}, {pending} permits pending, {unknown} unknown, in {} us",
+                refused.cost, rule.limit.per
+            );
             fullest = Some(Evidence { sent: in_use, limit, detail });
         }
     }
     fullest
+}
+
+/// Returns how many permits of a limit a fault that loses knowledge takes at most for as long as it has windows.
+fn lost_at_most(rule: &Rule) -> u64 {
+    let LimitModel { rate, per, .. } = rule.limit;
+    if per < LONG { 0 } else { rate * UNKNOWN_FOR / per + REPLICAS_MAX + rate / PREFETCHED }
 }
 
 /// Returns whether a limit has room, and what is in use with the request.

@@ -65,7 +65,8 @@ impl World {
                 *cut_until = (*cut_until).max(until);
             }
             Kind::Kill { replica, .. } => self.remove(replica),
-            Kind::Drain { replica } => self.replace(replica),
+            Kind::Drain { replica } => self.replace(replica, self.now, self.now + 500 * MILLI),
+            Kind::End { replica, down } => self.replace(replica, self.now + down, self.now),
             Kind::Deploy { pause } => self.deploy(pause),
             Kind::Stop { replica, .. } => self.stop(replica, until),
             Kind::Sleep { replica, .. } => {
@@ -162,6 +163,7 @@ impl World {
             | Kind::CutOff { replica, .. }
             | Kind::Kill { replica, .. }
             | Kind::Drain { replica }
+            | Kind::End { replica, .. }
             | Kind::Stop { replica, .. }
             | Kind::Sleep { replica, .. } => aim(replica),
             _ => {}
@@ -238,7 +240,7 @@ impl World {
     }
 
     /// Drains a replica, and starts another one in a place of its own.
-    fn replace(&mut self, place: usize) {
+    fn replace(&mut self, place: usize, starts: u64, ends: u64) {
         let successor = self.places.len();
         let own = &self.places[place];
         let (names, configuration, cut_until) = (own.names, own.configuration, own.cut_until);
@@ -246,8 +248,8 @@ impl World {
             return;
         }
         self.places.push(super::Place::vacant(names, configuration, cut_until));
-        self.schedule(self.now, Event::Start { place: successor });
-        self.schedule(self.now + 500 * MILLI, Event::Terminate { place });
+        self.schedule(starts, Event::Start { place: successor });
+        self.schedule(ends, Event::Terminate { place });
     }
 
     fn deploy(&mut self, pause: u64) {
