@@ -1,13 +1,14 @@
 -- line.lua: the requests that wait for slots which nobody has yet, of all replicas, in flows that share a quota.
 --
 -- Twin of src/limiter/arithmetic/line.rs. Stored as one MessagePack array:
---   epoch        the epoch in which the slots were dealt: a line of another one is forgotten
+--   epoch        the epoch in which the slots were dealt: a line of another one is forgotten, but for the numbers of its calls
 --   generations  of each limiter: the generation under which slots were dealt
 --   deal         the number of the last deal
 --   flows        { { flow, class, weight, tag, runs }, ... } with runs of tickets { replica, origin, costs, first, last, count }, ascending
 --                by when the first came. `tag` is how far the flow is ahead of the virtual time of its class
 --   dealt_slots  { { replica, origin, costs, class, deal, slot, count, generations if they are void }, ... } slots that a replica has not said to have
---   callers      { { replica, when it calls again at the latest, the number of its last call, the deal with which it was added }, ... }
+--   callers      { { replica, when it calls again at the latest, the number of its last call, the deal with which it was added, 0: not since the
+--                epoch began }, ... }
 --   spreads      of each class { advised, reviewed, expected, booked, followed }: queue_order.lua
 
 local Line
@@ -18,7 +19,12 @@ do
 
   local function load(key, text, epoch, caller)
     local row = Store.read(key, text, 7)
-    if not row or row[1] ~= epoch then row = { epoch, {}, 0, {}, {}, {}, {} } end
+    if not row or row[1] ~= epoch then
+      -- The calls are remembered: one that was carried out before the epoch began may be repeated.
+      local callers = row and row[6] or {}
+      for index = 1, #callers do callers[index][4] = 0 end
+      row = { epoch, {}, 0, {}, {}, callers, {} }
+    end
     local line = {
       epoch = epoch, generations = row[2], deal = row[3], flows = row[4], dealt_slots = row[5], callers = row[6], spreads = {}, by_id = {}, own = 0,
       caller = caller, runs = {},
@@ -182,6 +188,7 @@ do
     local caller = caller_of(line, replica)
     if caller then
       caller[2], caller[3] = now, call
+      if caller[4] == 0 then caller[4] = line.deal end
     else
       caller = { replica, now, call, line.deal }
       line.callers[#line.callers + 1] = caller

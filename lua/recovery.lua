@@ -186,8 +186,9 @@ local Recovery = setmetatable({ rare = function()
   -- Brings a state of an earlier epoch into this one. Slots ahead are void: their holders have lost them. So are those that came when
   -- every lease was over. They must go: a state is charged with what is not known as far as it would grant, and a booking that nobody
   -- used would hide as much of that, until it leaves its window.
+  -- What stays is where it was booked: where memory is kept, a call that was on its way when the epoch began gives it back still.
   local function recover(state, epoch, now)
-    local doubts = state.doubts
+    local doubts, previous, void_from = state.doubts, 0, 0
     local function doubt(is_lost)
       -- The most doubts that can still be resolved; what was charged for the others stays charged.
       local DOUBTS_MAX = 8
@@ -202,17 +203,18 @@ local Recovery = setmetatable({ rare = function()
       doubt(1)
       state.reset_at = 0
     else
-      local void_from = epoch.opens + 1
+      void_from = epoch.opens + 1
       if epoch.unused_from > 0 then void_from = min(void_from, epoch.unused_from) end
       -- An entry is kept at the latest instant of its cell: what was used in the cell of that instant stands there, with what was not.
-      Timeline.split_off(state.timeline, Rule.cell_from(void_from, state.rules.cell))
+      previous, void_from = state.generation, Rule.cell_from(void_from, state.rules.cell)
+      Timeline.split_off(state.timeline, void_from)
     end
     if epoch.id ~= epoch.memory then doubt(0) end
     state.doubts = doubts
     state.generation, state.epoch = max(epoch.id, state.generation + 1), epoch.id
     state.lives_until, state.reset_at = 0, min(state.reset_at, now)
     if state.pause ~= Pause.NONE then Pause.rebase(state, now) end
-    state.void_from, state.previous_generation, state.rescheduled, state.rescheduled_until = 0, 0, {}, 0
+    state.void_from, state.previous_generation, state.rescheduled, state.rescheduled_until = void_from, previous, {}, 0
     state.timeline.moving = nil
   end
 

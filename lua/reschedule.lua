@@ -248,8 +248,13 @@ local Reschedule = setmetatable({ rare = function()
     return page + 1, 1
   end
 
-  -- Takes back permits that are booked at an instant. A reset has forgotten those until then, and others may stand in their cell.
+  -- Takes back permits that are booked at an instant. A reset has forgotten those until then, and others may stand in their cell. Those from
+  -- before a doubt that is charged stay: no more was charged than they had left, so that they stand for what nobody has reported, too.
   local function uncharge(state, at, permits)
+    local doubts = state.doubts
+    for index = 2, #doubts, 3 do
+      if at <= doubts[index] then return end
+    end
     if at > state.reset_at then Timeline.uncharge(state.timeline, state.rules, at, permits) end
   end
 

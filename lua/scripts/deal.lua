@@ -126,9 +126,12 @@ end
 local new = {}
 if not is_repeated then
   for _, slot in ipairs(unused) do Line.take_back(line, slot[1], slot[2], slot[4], slot[5]) end
-  for _, slot in ipairs(Line.together(unused)) do
-    give_back(slot[1], slot[2], slot[3], function(index) return callers[2 * index] end)
+  -- A caller whose calls are not remembered may repeat one that was carried out before the epoch began.
+  local function generation_of(index)
+    local generation = callers[2 * index]
+    return (before or generation >= epoch.id) and generation or -1
   end
+  for _, slot in ipairs(Line.together(unused)) do give_back(slot[1], slot[2], slot[3], generation_of) end
   for index = 1, #wants do new[index] = Line.reconcile(line, now, ahead, wants[index]) end
 end
 

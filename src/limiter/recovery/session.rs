@@ -50,6 +50,8 @@ pub(in crate::limiter) struct Known {
     pub(in crate::limiter) clock: Option<StoreClock>,
     /// The earliest epoch whose answers are accepted.
     pub(in crate::limiter) epoch_least: u64,
+    /// The first epoch of the store's present memory; zero before its first answer.
+    pub(in crate::limiter) memory: u64,
     /// How far queues have been told what was moved in the epoch.
     pub(in crate::limiter) moves_told: Option<MovesTold>,
 }
@@ -104,9 +106,9 @@ impl StoreSession {
         let mut state = self.state();
         // Time may have passed until the lock was free, in which permits were used by what was known before.
         state.on(event, now.max(self.moment()), &mut actions);
-        let Session { link, moves_told, .. } = *state;
+        let Session { link, moves_told, memory, .. } = *state;
         let clock = state.clock();
-        let known = Known { link, clock, epoch_least: state.epoch_least(), moves_told };
+        let known = Known { link, clock, epoch_least: state.epoch_least(), memory, moves_told };
         self.usable.store(link.usable_epoch().map_or(0, |epoch| epoch + 1), Ordering::Release);
         drop(state);
         for action in &actions {

@@ -1,11 +1,15 @@
 //! The script of the line where its twin has nothing like it: calls that come twice or late.
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::kind::Kind;
+use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::model::call::{Answer, Call};
+use crate::limiter::model::heartbeat::Reported;
 use crate::limiter::model::limit::LimiterName;
 use crate::limiter::model::line::{LineCall, Unused, Waiting, Want};
 use crate::redis::keys;
+use crate::redis::tests::fleet::{Fleet, SECOND};
 use crate::redis::tests::lua_parity::rules;
 use crate::redis::tests::{START, TestStore, at};
 
@@ -137,4 +141,31 @@ fn a_replica_hears_that_its_line_was_lost_until_it_has_got_an_answer() {
     assert_eq!(told.lasts.len(), 2);
     let heard = deal(&call(told.deal, Vec::new(), Vec::new()), 4);
     assert!(!has_forgotten(&heard), "it has taken an answer in");
+}
+
+/// A line begins anew with each epoch. A permit that is given back twice is another's.
+#[test]
+fn a_call_that_comes_again_behind_a_silence_is_carried_out_once() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let first = fleet.begin(0);
+    for (after, replica) in [(600_000, 1), (600_000, 2), (900_000, 1), (900_000, 2)] {
+        fleet.beat(after, replica, first, Reported { memory: first, epoch: first });
+    }
+    let refs = [fleet.limiter_ref.clone()];
+    let mut deal = |after, number, call: Call, generation| {
+        let call = Call { epoch: first, generations: vec![generation], ..call };
+        fleet.store.deal(&fleet.context(after), &refs, &call, number).unwrap()
+    };
+    let answer = deal(SECOND, 1, call(0, vec![want(20, 6)], Vec::new()), 0);
+    let line = answer.line.as_ref().unwrap();
+    assert_eq!((dealt(&answer), answer.available[0][0]), (6, 4));
+    let (known, slot) = (answer.generations[0].number, line.dealt[0].slot);
+    let back =
+        |count| call(line.deal, Vec::new(), vec![Unused { flow: 20, class: 0, slot, count, costs: vec![1] }]);
+    assert_eq!(deal(1_300_000, 2, back(3), known).available[0][0], 7);
+    // Its answer is lost.
+    let repeated = deal(1_500_000, 2, back(3), known);
+    assert!(repeated.epoch.id > first);
+    assert_eq!(repeated.available[0][0], 7);
+    assert_eq!(deal(1_600_000, 3, back(1), known).available[0][0], 8, "another call");
 }

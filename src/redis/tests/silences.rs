@@ -4,7 +4,7 @@ use crate::clock::Micros;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::rule::Rule;
-use crate::limiter::model::call::{Call, Outcome, Run};
+use crate::limiter::model::call::{Call, Holding, Outcome, Run};
 use crate::limiter::model::heartbeat::{Heartbeat, Reported};
 use crate::limiter::model::write_back::{Unknown, WriteBack};
 use crate::redis::tests::fleet::{Fleet, SECOND, granted, heartbeat, lost};
@@ -233,4 +233,62 @@ fn a_replica_that_is_alone_causes_no_doubt_by_silence() {
     let first = fleet.begin(0);
     fleet.beat(600_000, 1, first, Reported::default());
     assert_eq!(fleet.ask(60 * SECOND, first, 1).epoch.id, first);
+}
+
+/// Returns the call that gives back so many permits of an instant, which were booked under a generation.
+fn giving_back((slot, count): (u64, u64), generation: u64, epoch: u64) -> Call {
+    let give_back = vec![Holding { slot: Micros(START + slot), cost: 1, count }];
+    Call { replica: 1, epoch, generations: vec![generation], give_back, ..Call::default() }
+}
+
+/// What responses have cost less than their estimates comes back when the server has stood still.
+#[test]
+fn permits_are_given_back_behind_a_silence_where_they_were_booked() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let first = fleet.begin(0);
+    for (after, replica) in [(600_000, 1), (600_000, 2), (700_000, 1), (700_000, 2)] {
+        fleet.beat(after, replica, first, Reported { memory: first, epoch: first });
+    }
+    let used = fleet.ask(SECOND, first, 6);
+    assert_eq!(granted(&used).0, 6);
+    // A call that was on its way finds that all were silent.
+    let known = used.generations[0].number;
+    let answer = fleet.call(1_300_000, &giving_back((SECOND, 3), known, first));
+    let second = answer.epoch;
+    assert_eq!((second.id > first, second.memory), (true, first));
+    assert_eq!(fleet.available(1_300_000), 7);
+    fleet.hear(1_300_000, second.id);
+    for replica in [1, 2] {
+        fleet.beat(1_500_000, replica, second.id, Reported { memory: first, epoch: second.id });
+    }
+    // So does one behind the opening, by the generation of either epoch.
+    for (known, left) in [(known, 8), (answer.generations[0].number, 9)] {
+        fleet.call(1_900_000, &giving_back((SECOND, 1), known, second.id));
+        assert_eq!(fleet.available(1_900_000), left);
+    }
+    assert_eq!(granted(&fleet.ask(1_900_000, second.id, 10)).0, 9);
+}
+
+/// No more was charged for it than the permits from before have left of the limit.
+#[test]
+fn permits_from_before_a_charged_doubt_are_not_given_back() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let first = fleet.begin(0);
+    for (after, replica) in [(600_000, 1), (600_000, 2), (700_000, 1), (700_000, 2)] {
+        fleet.beat(after, replica, first, Reported { memory: first, epoch: first });
+    }
+    let used = fleet.ask(SECOND, first, 6);
+    let second = fleet.renew(3 * SECOND, first);
+    fleet.beat(3_100_000, 1, second, Reported { memory: first, epoch: second });
+    assert_eq!(granted(&fleet.ask(3_500_000, second, 1)).0, 0, "the second replica may have used the rest");
+    let back = giving_back((SECOND, 5), used.generations[0].number, second);
+    fleet.call(3_600_000, &back);
+    assert_eq!(fleet.available(3_600_000), 0);
+    // It has used one, and says so.
+    let away = WriteBack { unknown: Unknown::Away, ..lost(2, second, &[(SECOND.cast_signed(), 1)]) };
+    fleet.write_back(3_700_000, &away);
+    fleet.beat(3_700_000, 2, second, Reported { memory: first, epoch: second });
+    assert_eq!(fleet.ask(3_800_000, second, 0).available[0][0], 3);
+    let moved = fleet.ask(3_900_000, second, 0).generations[0];
+    assert_eq!(fleet.call(3_900_000, &giving_back((SECOND, 5), moved.number, second)).available[0][0], 8);
 }

@@ -34,6 +34,8 @@ pub(in crate::limiter) struct Context {
     pub(in crate::limiter) wall: Micros,
     /// How long the store lately took to answer at most.
     pub(in crate::limiter) latency: Micros,
+    /// The first epoch of the store's present memory: it knows nothing that was booked before.
+    pub(in crate::limiter) memory: u64,
     /// How many more permits may be in flight. While it is zero, a permit that was sent is an event.
     pub(in crate::limiter) in_flight_left: u32,
 }

@@ -83,7 +83,7 @@ impl Worker {
         let clock = known.clock.unwrap_or_else(|| StoreClock::new(now, now, Micros::ZERO));
         let (wall, in_flight_left) = (self.fallback.clock.at(now), self.queue.in_flight_left());
         let latency = self.session.gate.latency(now);
-        Context { now, clock, wall, latency, in_flight_left }
+        Context { now, clock, wall, latency, memory: known.memory, in_flight_left }
     }
 
     /// Takes in everything that has come, and does what the core wants. Returns what surrounds the worker, and whether it has

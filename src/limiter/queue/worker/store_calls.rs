@@ -30,7 +30,7 @@ pub(super) struct MadeCall {
 /// | the call | events | requests, and slots asked for | slots that it gives back |
 /// |---|---|---|---|
 /// | is answered | `Linked`, `Paused`, `Answered` | booked, or refused | given back |
-/// | is answered in an epoch that is over, or not open yet | `Linked`, `PutBack` | go with the next call | void |
+/// | is answered in an epoch that is over, or not open yet | `Linked`, `PutBack` | go with the next call | given back where the store has kept its memory, else void |
 /// | is answered before the store knew of this replica's offline grants | `Linked`, `PutBack`, `Unneeded` | go with the next call; those booked are given back | given back |
 /// | is not made | `PutBack`, `Linked` | go with the next call | go with the next call |
 /// | fails before it is sent | `Failed` | go with the next call, a heartbeat later | go with the next call |

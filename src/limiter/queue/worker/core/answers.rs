@@ -44,6 +44,7 @@ impl BookedCore {
         let Sent { reschedule, replace, arrivals, traded, prefetch, .. } = sent;
         // It may have waited for long before it was sent.
         self.calls.contact = Some(sent_at);
+        self.owed.refunds.heard = answer.epoch.id;
         let known = self.owed.generations.clone();
         let has_void = self.observe_generations(answer, context.now, out);
         let has_moved_again = known != self.owed.generations;
@@ -298,7 +299,7 @@ impl BookedCore {
         self.put_back(arrivals.collect());
         if matches!(outcomes.source, Source::Store(_)) && refused > 0 {
             out.push(Action::CountRefused(refused));
-            let cache = preferred(first, latest).filter(|_| self.owed.give_back.is_empty());
+            let cache = preferred(first, latest).filter(|_| !self.gives_back());
             let cache = cache.map(|cache| Action::Cache(cache.with_budget(outcomes.budget)));
             out.extend(cache);
         }

@@ -8,7 +8,7 @@ use crate::limiter::queue::request::Arrival;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::{Link, Terms};
 
-use super::{BookedCore, Sent};
+use super::{BookedCore, Refunds, Sent};
 use crate::limiter::queue::worker::common::return_locally;
 use crate::limiter::queue::worker::events::{Action, Context};
 
@@ -64,6 +64,7 @@ impl BookedCore {
     fn needs_contact(&self) -> bool {
         !self.owed.reschedule.slots.is_empty()
             || !self.owed.give_back.is_empty()
+            || !self.owed.refunds.slots.is_empty()
             || self.cost_queues.values().any(CostQueue::holds_booked)
     }
 
@@ -91,11 +92,16 @@ impl BookedCore {
         (self.calls.is_outdated && (self.stay.is_kept || self.needs_contact()))
             || !self.arrivals.list.is_empty()
             // To a store that is away they go with each heartbeat, which `needs_contact` asks for.
-            || (!self.owed.give_back.is_empty() && !matches!(self.link, Link::Away { .. }))
+            || (self.gives_back() && !matches!(self.link, Link::Away { .. }))
             || self.may_reschedule(now)
             || !self.owed.replace.is_empty()
             || self.prefetch_wanted(now).is_some()
             || self.can_trade(now)
+    }
+
+    /// Returns whether anything is to be given back to the store.
+    pub(super) fn gives_back(&self) -> bool {
+        !self.owed.give_back.is_empty() || !self.owed.refunds.slots.is_empty()
     }
 
     /// Makes the next call, if there is a reason for one and none is under way.
@@ -223,6 +229,7 @@ impl BookedCore {
             None => self.owed.generations.clone(),
         };
         let give_back = self.take_give_back(&generations);
+        let refunds = self.take_refunds(&generations, self.slots_max().saturating_sub(give_back.len()));
         let fits = if may_reschedule { self.owed.reschedule.slots.len().min(self.slots_max()) } else { 0 };
         let reschedule: Vec<_> = self.owed.reschedule.slots.drain(..fits).collect();
         // Those who have no place yet stand behind those who are being moved.
@@ -241,7 +248,7 @@ impl BookedCore {
         let prefetch = wanted.map(|(cost, _)| cost);
         let call = Call {
             generations: generations.to_vec(),
-            give_back: give_back.clone(),
+            give_back: give_back.iter().copied().chain(holdings(&refunds)).collect(),
             reschedule: holdings(&reschedule),
             reschedule_wait: self.longest_wait(now),
             runs,
@@ -260,6 +267,7 @@ impl BookedCore {
             prefetch,
             give_back,
             generations,
+            refunds,
         });
         call
     }
@@ -333,6 +341,21 @@ impl BookedCore {
         taken
     }
 
+    /// Takes up to so many parts of used permits that may be given back under these generations; others go with a later call. Those of an
+    /// earlier epoch wait for an answer of this one.
+    fn take_refunds(&mut self, generations: &Generations, most: usize) -> Vec<(Slot, Permits)> {
+        let (epoch, Refunds { slots, heard }) = (self.owed.epoch, &mut self.owed.refunds);
+        let may_go = |slot: &Slot| *heard == epoch || slot.source == Source::Store(epoch);
+        let mut taken = Vec::new();
+        while *generations == self.owed.generations
+            && taken.len() < most
+            && let Some(refund) = slots.pop_front_if(|(slot, _)| may_go(slot))
+        {
+            taken.push(refund);
+        }
+        taken
+    }
+
     /// Returns the longest remaining wait of the waiting requests.
     fn longest_wait(&self, now: Moment) -> Micros {
         let waits = self.cost_queues.values().filter_map(|cost_queue| cost_queue.wait_left(now));
@@ -368,6 +391,18 @@ impl BookedCore {
             }
         }
         runs
+    }
+
+    /// Gives back a part of a used permit. The store knows it as long as it has kept its memory since.
+    pub(super) fn refund(&mut self, slot: Slot, cost: Permits, memory: u64, out: &mut Vec<Action>) {
+        match slot.source {
+            Source::Local(_) => return_locally(slot.at, cost.into(), out),
+            Source::Store(epoch) if epoch >= memory => {
+                out.push(Action::Cache(None));
+                self.owed.refunds.slots.push_back((slot, cost));
+            }
+            Source::Store(_) | Source::Unlimited => {}
+        }
     }
 
     /// Gives a slot back to the place where it was booked: the store or this replica's memory. A slot of an earlier epoch is lost.

@@ -7,6 +7,7 @@ use crate::limiter::model::{Holding, Permits};
 use crate::limiter::queue::cost_queue::CostQueue;
 use crate::limiter::queue::prefetch::Pace;
 use crate::limiter::queue::request::{Arrival, Asker};
+use crate::limiter::queue::slot::Source;
 
 use super::{Arrivals, BookedCore};
 use crate::limiter::queue::worker::common::IdleStep;
@@ -24,6 +25,11 @@ impl BookedCore {
         let mut carryover = Carryover { epoch: owed.epoch, ..Carryover::default() };
         for (Holding { slot, cost, count }, generations) in owed.give_back {
             carryover.unused.extend(Permits::new(cost).map(|cost| (slot, cost.into(), count, generations)));
+        }
+        for (slot, cost) in owed.refunds.slots {
+            if slot.source == Source::Store(owed.epoch) {
+                carryover.unused.push((slot.at, cost.into(), 1, owed.generations.clone()));
+            }
         }
         for (cost, mut cost_queue) in cost_queues {
             for slot in cost_queue.take_stored(|_| true) {
@@ -96,7 +102,7 @@ impl BookedCore {
             || self.calls.local.is_some()
             || !self.arrivals.list.is_empty()
             || self.cost_queues.values().any(|cost_queue| !CostQueue::is_empty(cost_queue))
-            || !self.owed.give_back.is_empty()
+            || self.gives_back()
             || self.prefetch.left > 0
             || !self.owed.reschedule.slots.is_empty()
             || !self.owed.replace.is_empty()

@@ -12,7 +12,8 @@ use crate::limiter::queue::worker::events::{Action, Context};
 
 impl BookedCore {
     /// Takes in what the store is from now on. Slots that may not be used any more are replaced, or lost.
-    pub(super) fn relink(&mut self, link: Link, now: Moment, out: &mut Vec<Action>) {
+    pub(super) fn relink(&mut self, link: Link, context: &Context, out: &mut Vec<Action>) {
+        let now = context.now;
         let before = std::mem::replace(&mut self.link, link);
         if before == link {
             return;
@@ -25,7 +26,7 @@ impl BookedCore {
             Link::Up { epoch } | Link::Held { epoch, .. } | Link::Settling { epoch, .. } => {
                 self.replace_slots(|slot| !matches!(slot.source, Source::Store(_)), out);
                 if epoch != self.owed.epoch {
-                    self.lose_slots(epoch, out);
+                    self.lose_slots(epoch, context.memory, out);
                 }
             }
             Link::Away { outage } => {
@@ -64,12 +65,16 @@ impl BookedCore {
         }
     }
 
-    /// Drops everything that was booked before an epoch, and asks for as many slots anew.
-    fn lose_slots(&mut self, epoch: u64, out: &mut Vec<Action>) {
+    /// Drops everything that was booked before an epoch, and asks for as many slots anew. Used permits stay booked where the store keeps its
+    /// memory, which has begun with an epoch: what they have not cost is given back still.
+    fn lose_slots(&mut self, epoch: u64, memory: u64, out: &mut Vec<Action>) {
         self.owed.epoch = epoch;
         self.owed.give_back.clear();
+        let is_known = |(slot, _): &(Slot, Permits)| matches!(slot.source, Source::Store(of) if of >= memory);
+        self.owed.refunds.slots.retain(is_known);
         if let Some(sent) = &mut self.calls.under_way {
             sent.give_back.clear();
+            sent.refunds.retain(is_known);
         }
         self.owed.rebook.clear();
         (self.trade.freed, self.trade.fruitless) = (None, None);
@@ -94,6 +99,7 @@ impl BookedCore {
             for holding in sent.give_back.into_iter().rev() {
                 self.owed.give_back.push_front((holding, sent.generations.clone()));
             }
+            sent.refunds.into_iter().rev().for_each(|refund| self.owed.refunds.slots.push_front(refund));
         }
         let rescheduled = sent.reschedule.into_iter().map(|(_, cost)| (cost, 1));
         for (cost, count) in rescheduled.chain(sent.replace) {

@@ -115,6 +115,7 @@ struct Owed {
     generations: Generations,
     /// The slots to give back, with the generations under which they were booked.
     give_back: VecDeque<(Holding, Generations)>,
+    refunds: Refunds,
     reschedule: Reschedule,
     /// The number of slots of each cost to ask for in place of others.
     replace: BTreeMap<Permits, usize>,
@@ -122,6 +123,18 @@ struct Owed {
     /// be lost with each late slot. So the whole cost queue is booked anew, at the pace at which this replica really sends: in the store,
     /// or in this replica's share.
     rebook: BTreeSet<Permits>,
+}
+
+/// Parts of used permits that are given back. Nothing moves a slot that was used, so those of an earlier epoch, too, stand where they were
+/// booked, as long as the store has kept its memory.
+///
+/// Invariant: they go with the generations of the last answer, which is of the same epoch, or of theirs. A store that has lost its memory
+/// meanwhile knows none of these, and takes nothing back: others' permits may stand there.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+struct Refunds {
+    slots: VecDeque<(Slot, Permits)>,
+    /// The epoch of the last answer.
+    heard: u64,
 }
 
 /// The void slots, which the next call reschedules.
@@ -192,6 +205,8 @@ struct Sent {
     /// The slots that are given back, and the generations under which they were booked.
     give_back: Vec<Holding>,
     generations: Generations,
+    /// The parts of used permits that are given back with them.
+    refunds: Vec<(Slot, Permits)>,
 }
 
 /// The permits booked before anybody asks.
@@ -220,6 +235,7 @@ impl BookedCore {
                 epoch: 0,
                 generations: generations.clone(),
                 give_back: VecDeque::new(),
+                refunds: Refunds::default(),
                 reschedule: Reschedule { slots: VecDeque::new(), generations, from: now },
                 replace: BTreeMap::new(),
                 rebook: BTreeSet::new(),
@@ -303,7 +319,7 @@ impl BookedCore {
                 self.owed.give_back.extend(holdings);
             }
             Event::AnsweredLocally(answer) => self.answered_locally(&answer, context, out),
-            Event::Linked(link) => self.relink(link, context.now, out),
+            Event::Linked(link) => self.relink(link, context, out),
             Event::Reconfigured(limits) => self.reconfigure(*limits, out),
             Event::Moved => self.calls.is_outdated = true,
             Event::Unmoved(at) => {

@@ -39,7 +39,7 @@ impl BookedCore {
                     _ => self.give_back(slot, cost, out),
                 }
             }
-            ReturnReason::Refund(_) => self.give_back(slot, cost, out),
+            ReturnReason::Refund(_) => self.refund(slot, cost, context.memory, out),
         }
     }
 

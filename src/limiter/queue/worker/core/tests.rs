@@ -7,6 +7,7 @@ mod invariants;
 mod late_slots;
 mod leaving;
 mod moves;
+mod refunds;
 mod share;
 
 use std::collections::VecDeque;
@@ -57,7 +58,7 @@ fn limits(rate: u64, wait_seconds: u32, policy: OnStoreFailure) -> Limits {
 
 fn context(now: Moment) -> Context {
     let clock = StoreClock::new(now, now, shown(now));
-    Context { now, clock, wall: shown(now), latency: Micros::ZERO, in_flight_left: 128 }
+    Context { now, clock, wall: shown(now), latency: Micros::ZERO, memory: 0, in_flight_left: 128 }
 }
 
 fn arrival(request: u32, now: Moment, wait_millis: u64) -> Event {

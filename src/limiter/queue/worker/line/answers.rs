@@ -31,6 +31,7 @@ impl LineCore {
             return;
         }
         self.observe_generations(answer, context.now, out);
+        self.owed.heard = answer.epoch.id;
         self.flow_queues.values_mut().for_each(|flow_queue| flow_queue.queue.refresh(&context.clock));
         let Some(line) = &answer.line else { return };
         self.calls.told =

@@ -45,7 +45,9 @@ impl LineCore {
 
     /// Returns when the next call is to be made, as far as there is a reason for one.
     fn calls_at(&self) -> Option<Moment> {
-        let at_once = (self.calls.is_outdated && self.is_in_use()) || !self.owed.unused.is_empty();
+        let at_once = (self.calls.is_outdated && self.is_in_use())
+            || !self.owed.unused.is_empty()
+            || !self.owed.refunds.is_empty();
         // While slots are held, the store must be heard.
         let holds = self.flow_queues.values().any(|flow_queue| flow_queue.queue.holds_booked());
         let heartbeat = self.calls.contact.map(|contact| contact + self.limits.terms.heartbeat);
@@ -87,6 +89,7 @@ impl LineCore {
 
     fn make_call(&mut self, context: &Context) -> Call {
         let Context { now, latency, .. } = *context;
+        self.release_refunds();
         let generations =
             self.owed.unused.front().map_or(&self.owed.generations, |unused| &unused.generations).clone();
         let unused = self.take_unused(&generations);

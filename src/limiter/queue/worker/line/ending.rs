@@ -25,6 +25,7 @@ impl LineCore {
             || self.calls.asked_locally.is_some()
             || !self.flow_queues.is_empty()
             || !self.owed.unused.is_empty()
+            || !self.owed.refunds.is_empty()
             || self.pause.is_reported
     }
 

@@ -14,7 +14,8 @@ use super::{FlowQueueKey, LineCore, Sent, Told};
 
 impl LineCore {
     /// Takes in what the store is from now on. The requests whose slots the new link voids have none again.
-    pub(super) fn relink(&mut self, link: Link, now: Moment, out: &mut Vec<Action>) {
+    pub(super) fn relink(&mut self, link: Link, context: &Context, out: &mut Vec<Action>) {
+        let now = context.now;
         let before = std::mem::replace(&mut self.link, link);
         if before == link {
             return;
@@ -26,7 +27,7 @@ impl LineCore {
                     self.give_back(slot, &key, out);
                 }
                 if epoch != self.owed.epoch || matches!(before, Link::Away { .. }) {
-                    self.begin_anew(epoch, now);
+                    self.begin_anew(epoch, context.memory, now);
                 }
             }
             Link::Away { outage } => {
@@ -47,11 +48,12 @@ impl LineCore {
     }
 
     /// Drops everything that was dealt in an earlier epoch, and lets the store be told of every request, as of new ones: in the order in
-    /// which they came.
-    fn begin_anew(&mut self, epoch: u64, now: Moment) {
+    /// which they came. Used permits stay booked where the store keeps its memory.
+    fn begin_anew(&mut self, epoch: u64, memory: u64, now: Moment) {
         if epoch != self.owed.epoch {
             self.owed.epoch = epoch;
             self.owed.unused.clear();
+            self.owed.refunds.retain(|(of, _)| *of >= memory);
             self.calls.abandoned.clear();
             if let Some(sent) = &mut self.calls.under_way {
                 sent.unused.clear();
@@ -179,6 +181,8 @@ impl LineCore {
             // Nobody can take back slots that were dealt for other costs, or in another line. They count as used.
             self.lose(|slot| matches!(slot.source, Source::Store(_)), now);
             self.owed.unused.clear();
+            self.owed.refunds.clear();
+            self.owed.heard = 0;
             self.calls.abandoned.clear();
             if let Some(sent) = &mut self.calls.under_way {
                 sent.unused.clear();
@@ -200,12 +204,39 @@ impl LineCore {
 
     /// Gives a slot of a flow queue back.
     pub(super) fn give_back(&mut self, slot: Slot, key: &FlowQueueKey, out: &mut Vec<Action>) {
+        let unused = self.returned(slot, key);
+        self.give_back_unused(unused, slot.source, out);
+    }
+
+    /// Gives back a part of a used permit. The store knows it as long as it has kept its memory since.
+    pub(super) fn refund(&mut self, slot: Slot, key: &FlowQueueKey, memory: u64, out: &mut Vec<Action>) {
+        match slot.source {
+            Source::Store(epoch) if epoch >= memory => {
+                let unused = self.returned(slot, key);
+                self.owed.refunds.push_back((epoch, unused));
+            }
+            Source::Store(_) => {}
+            Source::Local(_) | Source::Unlimited => self.give_back(slot, key, out),
+        }
+    }
+
+    /// Leaves the parts of used permits that may be given back by now to the next call.
+    pub(super) fn release_refunds(&mut self) {
+        let (epoch, heard) = (self.owed.epoch, self.owed.heard);
+        while let Some((_, unused)) = self.owed.refunds.pop_front_if(|(of, _)| *of == epoch || heard == epoch)
+        {
+            self.give_back_later(unused, self.owed.generations.clone());
+        }
+    }
+
+    /// Returns a slot that comes back as it is given back.
+    fn returned(&self, slot: Slot, key: &FlowQueueKey) -> Unused {
         let mut unused = self.unused(key, slot.at);
         if slot.due <= self.owed.shared_since {
             // Its caller may have changed its class. The ceiling of this one has not been charged with it, and others have used that.
             unused.costs.iter_mut().skip(self.limits.policies.len()).for_each(|cost| *cost = 0);
         }
-        self.give_back_unused(unused, slot.source, out);
+        unused
     }
 
     /// Returns a slot of a flow queue as it is given back.

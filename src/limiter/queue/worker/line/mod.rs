@@ -76,6 +76,11 @@ struct Owed {
     generations: Generations,
     /// The slots to give back.
     unused: VecDeque<Unneeded>,
+    /// Parts of used permits to give back, with the epochs in which they were dealt. Those of an earlier one wait for an answer of this: they stand
+    /// where they were dealt as long as the store keeps its memory, and one that has lost it knows no generation of that answer.
+    refunds: VecDeque<(u64, Unused)>,
+    /// The epoch of the last answer.
+    heard: u64,
     /// Since when callers share the quota as they do now: earlier slots were charged of the ceilings of other classes.
     shared_since: Moment,
 }
@@ -197,7 +202,14 @@ impl LineCore {
         LineCore {
             limits,
             flow_queues: BTreeMap::new(),
-            owed: Owed { epoch: 0, generations, unused: VecDeque::new(), shared_since },
+            owed: Owed {
+                epoch: 0,
+                generations,
+                unused: VecDeque::new(),
+                refunds: VecDeque::new(),
+                heard: 0,
+                shared_since,
+            },
             calls: Calls {
                 under_way: None,
                 abandoned: Vec::new(),
@@ -244,6 +256,7 @@ impl LineCore {
 
     /// Returns everything that waits or is held.
     pub(in crate::limiter::queue::worker) fn into_carryover(mut self) -> Carryover {
+        self.release_refunds();
         let limiters = self.limits.policies.len();
         let mut carryover = Carryover { epoch: self.owed.epoch, ..Carryover::default() };
         let of_limiters = |all: &Generations| all.iter().copied().take(limiters).collect::<Generations>();
@@ -295,7 +308,7 @@ impl LineCore {
             Event::PutBack { is_unsent } => self.put_back_call(is_unsent, now),
             Event::Failed { is_unsent } => self.failed(is_unsent, now),
             Event::AnsweredLocally(answer) => self.answered_locally(&answer, context, out),
-            Event::Linked(link) => self.relink(link, now, out),
+            Event::Linked(link) => self.relink(link, context, out),
             Event::Reconfigured(limits) => self.reconfigure(*limits, now, out),
             Event::Moved => self.calls.is_outdated = true,
             Event::Paused(paused) => self.follow_pause(paused, now, out),

@@ -36,7 +36,9 @@ impl LineCore {
                     _ => self.give_back(slot, &key, out),
                 }
             }
-            ReturnReason::Refund(flow) => self.give_back(slot, &FlowQueueKey { flow, costs }, out),
+            ReturnReason::Refund(flow) => {
+                self.refund(slot, &FlowQueueKey { flow, costs }, context.memory, out);
+            }
             ReturnReason::Exchanged(request, holder, why) => {
                 self.rejoin(slot, costs, (request, holder, why), now, out);
             }

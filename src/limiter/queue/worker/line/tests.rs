@@ -1,6 +1,7 @@
 //! The core of a worker whose callers share the quota, event by event.
 
 mod anew;
+mod refunds;
 mod replaced;
 
 use std::collections::HashMap;
@@ -95,7 +96,7 @@ impl Driven {
 
 fn context(now: Moment) -> Context {
     let clock = StoreClock::new(now, now, shown(now));
-    Context { now, clock, wall: shown(now), latency: Micros::ZERO, in_flight_left: 128 }
+    Context { now, clock, wall: shown(now), latency: Micros::ZERO, memory: 0, in_flight_left: 128 }
 }
 
 fn arrival(request: u32, name: &str, now: Moment) -> Event {
