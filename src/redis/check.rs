@@ -85,8 +85,8 @@ impl RedisStore {
         part.inspect(&limiter_ref).await?;
         part.hand_over(&limiter_refs).await?;
         part.write_back(&limiter_ref, &write).await?;
-        part.report_upstream(&limiter_ref, &UpstreamReport { replica: me.id, ..UpstreamReport::default() })
-            .await?;
+        let report = UpstreamReport { replica: me.id, ..UpstreamReport::default() };
+        part.report_upstream(&limiter_ref, &report).await.map_err(|failure| failure.error)?;
         self.register_replica(&me, true).await?;
         RedisUsage::try_out(self).await?;
         // No replica understands this message. Scripts ignore a failed PUBLISH, so the right to publish is tried here.

@@ -19,7 +19,7 @@ use crate::limiter::store::StoreError;
 use crate::redis::announcements::Announcements;
 use crate::redis::arguments::{self, Context};
 use crate::redis::exclusive::{Exclusive, NoConnection};
-use crate::redis::explain::{explain, word};
+use crate::redis::explain::{explain, is_misplaced, word};
 use crate::redis::health::{Circuits, Health};
 use crate::redis::keys;
 use crate::redis::pool::{Connections, connect_timeout};
@@ -107,6 +107,9 @@ impl Reply {
         if self.is_confirmed { Ok(self.value) } else { Err(StoreError::Unconfirmed) }
     }
 }
+
+/// The error of a call, and the late answer to it.
+type LateFailure = (StoreError, Option<BoxFuture<'static, Option<Value>>>);
 
 /// A call that was made: whether the server did not know the script, and the answer.
 type Made = (bool, Result<Reply, RedisError>);
@@ -234,6 +237,30 @@ impl PartConnection {
         result
     }
 
+    /// Makes a call that has no number. With an error comes the late answer, which tells that it was carried out after all.
+    pub(super) async fn call_once(
+        &self,
+        op: StoreOp,
+        owner: LimiterName,
+        command: impl Fn(&str) -> Cmd + Send + Sync + 'static,
+    ) -> Result<Value, LateFailure> {
+        if !self.part.health.is_up() {
+            return Err((StoreError::Away, None));
+        }
+        let caller = self.clone();
+        let call = async move { caller.attempt(op, owner.as_str(), Turn::first(), command).await };
+        let mut call = call.boxed();
+        let in_time = async { (&mut call).await?.confirmed() };
+        let result = self.timed(op, self.shared.timeout, in_time).await;
+        result.map_err(|error| match error {
+            StoreError::Timeout(_) => {
+                let late = async move { Some(timeout(LATE_MAX, call).await.ok()?.ok()?.value) };
+                (error, Some(late.boxed()))
+            }
+            _ => (error, None),
+        })
+    }
+
     /// Makes a call that goes on after its deadline, because its bookings must not be lost. With an error comes the late answer, for
     /// which the call is made once more over another connection, under its number: answers may be lost on the first one alone.
     pub(super) async fn call_on(
@@ -241,7 +268,7 @@ impl PartConnection {
         op: StoreOp,
         owner: LimiterName,
         command: impl Fn(&str) -> Cmd + Send + Sync + 'static,
-    ) -> Result<Value, (StoreError, Option<BoxFuture<'static, Option<Value>>>)> {
+    ) -> Result<Value, LateFailure> {
         if !self.part.health.is_up() {
             return Err((StoreError::Away, None));
         }
@@ -466,12 +493,4 @@ impl PartConnection {
         }
         StoreError::Refused(explain(error))
     }
-}
-
-/// Returns whether another connection may do better: this one broke, lost its login, or leads to a server that is not, or no longer, the
-/// primary of these keys.
-fn is_misplaced(error: &RedisError) -> bool {
-    error.is_io_error()
-        || error.is_unrecoverable_error()
-        || ["READONLY", "MASTERDOWN", "NOAUTH", "MOVED", "ASK"].contains(&word(error))
 }

@@ -108,6 +108,14 @@ fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':'))
 }
 
+/// Returns whether another connection may do better: this one broke, lost its login, or leads to a server that is not, or no longer, the
+/// primary of these keys.
+pub(super) fn is_misplaced(error: &RedisError) -> bool {
+    error.is_io_error()
+        || error.is_unrecoverable_error()
+        || ["READONLY", "MASTERDOWN", "NOAUTH", "MOVED", "ASK"].contains(&word(error))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -211,14 +211,31 @@ impl Store for RedisStore {
         &'a self,
         limiter_ref: &'a LimiterRef,
         report: &'a UpstreamReport,
-    ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
-        // It may wait for a connection.
-        let made = Instant::now();
-        let arguments = move |context: &Context<'_>| {
-            let pause = report.pause.map(|pause| pause.told_later(made.elapsed().into()));
-            arguments::report_upstream(context, limiter_ref, &UpstreamReport { pause, ..report.clone() })
-        };
-        self.ask_part(StoreOp::ReportUpstream, limiter_ref.name.as_str(), arguments, answers::report).boxed()
+    ) -> BoxFuture<'a, Result<ReportResult, Failure<ReportResult>>> {
+        async move {
+            let connection = self.connection.clone();
+            if connection.part.keys.is_none() {
+                return Err(NO_PART.into());
+            }
+            // It may wait for a connection.
+            let made = Instant::now();
+            let (limiter_ref, report, owner) =
+                (limiter_ref.clone(), report.clone(), limiter_ref.name.clone());
+            let command = move |run: &str| {
+                let pause = report.pause.map(|pause| pause.told_later(made.elapsed().into()));
+                let report = UpstreamReport { pause, ..report.clone() };
+                let arguments = arguments::report_upstream(&connection.context(run), &limiter_ref, &report);
+                connection.shared.scripts.of(StoreOp::ReportUpstream).command(&arguments)
+            };
+            match self.connection.call_once(StoreOp::ReportUpstream, owner, command).await {
+                Ok(value) => answers::report(&value).ok_or(StoreError::Malformed("report_upstream").into()),
+                Err((error, late)) => {
+                    let late = late.map(|late| async move { answers::report(&late.await?) }.boxed());
+                    Err(Failure { error, late })
+                }
+            }
+        }
+        .boxed()
     }
 
     fn pause<'a>(

@@ -107,7 +107,7 @@ impl Store for Scripted {
         &'a self,
         limiter_ref: &'a LimiterRef,
         report: &'a UpstreamReport,
-    ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
+    ) -> BoxFuture<'a, Result<ReportResult, Failure<ReportResult>>> {
         self.memory.report_upstream(limiter_ref, report)
     }
 

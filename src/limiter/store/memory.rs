@@ -321,7 +321,7 @@ impl Store for MemoryStore {
         &'a self,
         limiter_ref: &'a LimiterRef,
         report: &'a UpstreamReport,
-    ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
+    ) -> BoxFuture<'a, Result<ReportResult, Failure<ReportResult>>> {
         ready(Ok(self.report_upstream_at(self.clock.now(), limiter_ref, report))).boxed()
     }
 

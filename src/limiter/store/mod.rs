@@ -62,18 +62,18 @@ pub enum StoreError {
 }
 
 /// A failed call. It may still complete late.
-pub struct Failure {
+pub struct Failure<T = Answer> {
     /// The reason.
     pub error: StoreError,
     /// The late answer to a call that was not answered in time.
-    pub late: Option<LateAnswer>,
+    pub late: Option<LateAnswer<T>>,
 }
 
 /// Resolves to the answer to a call that nobody waits for any more; `None` if none came.
-pub type LateAnswer = BoxFuture<'static, Option<Answer>>;
+pub type LateAnswer<T = Answer> = BoxFuture<'static, Option<T>>;
 
-impl From<StoreError> for Failure {
-    fn from(error: StoreError) -> Failure {
+impl<T> From<StoreError> for Failure<T> {
+    fn from(error: StoreError) -> Failure<T> {
         Failure { error, late: None }
     }
 }
@@ -138,7 +138,7 @@ pub trait Store: Send + Sync + 'static {
         &'a self,
         limiter_ref: &'a LimiterRef,
         report: &'a UpstreamReport,
-    ) -> BoxFuture<'a, Result<ReportResult, StoreError>>;
+    ) -> BoxFuture<'a, Result<ReportResult, Failure<ReportResult>>>;
 
     /// Pauses a limiter by hand, or lifts its pause, in all partitions if `limiter_ref` names none, and announces it to all
     /// replicas. Returns the pause that is in force then: a later action by hand stays.

@@ -7,10 +7,12 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::clock::{Clock, Micros};
+use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::search::Found;
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::{Algorithm, Limit, Limiter, OnStoreFailure, Permits, TrueCost};
+use crate::limiter::store::Store;
 use crate::limiter::tests::latent_store::LatentStore;
 use crate::limiter::tests::limiter_set::{fleet, of, partitioned};
 use crate::limiter::tests::oracle::{LEASE, START};
@@ -125,6 +127,31 @@ async fn a_cost_beyond_its_estimate_is_told_when_the_store_is_back() {
         drop(enter(&limiter_set).await);
     }
     assert_eq!(store.written_back(), 7);
+}
+
+/// The store stands still as the response tells what it has cost, and then carries out what it was told.
+#[tokio::test(start_paused = true)]
+async fn a_cost_beyond_its_estimate_is_charged_once_where_the_answer_comes_late() {
+    let clock = Clock::of_runtime();
+    // Before the store counts as away, and behind that.
+    for late_by in [Duration::from_millis(200), Duration::from_secs(2)] {
+        let store = LatentStore::new(clock, Duration::ZERO);
+        let limiters = Limiters::new(store.clone(), clock, 1, Metrics::new());
+        let own = limiter(100, Duration::from_secs(60), Duration::from_secs(1));
+        limiters.apply(std::slice::from_ref(&own));
+        let limiter_set = limiter_set(&limiters, &["api"]);
+        let receipt = granted(&limiter_set).await.commit().unwrap();
+        store.set_late_by(late_by);
+        limiter_set.settle(&[], &receipt, |_| Some(TrueCost { permits: 8, is_refunded: true }));
+        // Its queue makes no other call meanwhile.
+        sleep(late_by + Duration::from_millis(100)).await;
+        store.set_late_by(Duration::ZERO);
+        drop(enter(&limiter_set).await);
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(store.written_back(), 0, "{late_by:?}");
+        let limiter_ref = LimiterRef::new(&own, None, clock.now());
+        assert_eq!(store.inspect(&limiter_ref).await.unwrap().available, [92]);
+    }
 }
 
 /// A queue ends before the response comes, and others fill the partitions.

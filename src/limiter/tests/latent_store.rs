@@ -145,15 +145,24 @@ impl Store for LatentStore {
         &'a self,
         limiter_ref: &'a LimiterRef,
         report: &'a UpstreamReport,
-    ) -> BoxFuture<'a, Result<ReportResult, StoreError>> {
+    ) -> BoxFuture<'a, Result<ReportResult, Failure<ReportResult>>> {
         if self.is_away.load(Ordering::Relaxed) {
-            return ready(Err(StoreError::Away)).boxed();
+            return ready(Err(StoreError::Away.into())).boxed();
         }
         async move {
             if self.delay > Duration::ZERO {
                 sleep(self.delay).await;
             }
-            self.store.report_upstream(limiter_ref, report).await
+            let result = self.store.report_upstream(limiter_ref, report).await;
+            let late_by = *self.late_by.lock().unwrap();
+            if late_by == Duration::ZERO {
+                return result;
+            }
+            let late = async move {
+                sleep(late_by).await;
+                result.ok()
+            };
+            Err(Failure { error: StoreError::Timeout(Duration::ZERO), late: Some(late.boxed()) })
         }
         .boxed()
     }

@@ -76,6 +76,7 @@ async fn a_pause_that_waits_for_a_connection_does_not_become_younger() {
     };
     let told = (slow.report_upstream(&limiter, &upstreams), slow.pause(&limiter, &by_hand));
     let (reported, paused, ()) = tokio::join!(told.0, told.1, resumed);
+    let reported = reported.map_err(|failure| failure.error);
     for (result, what) in [(reported, "by the upstream"), (paused, "by hand")] {
         assert_eq!(result.unwrap().paused_until, Micros::ZERO, "{what}");
     }

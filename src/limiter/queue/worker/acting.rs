@@ -68,7 +68,8 @@ impl Worker {
     /// Ends the queue, if nothing has come meanwhile and nobody holds it. Returns whether the worker has ended: a queue that closes ends
     /// before its last requests have been told.
     fn end_if_idle(&mut self) -> bool {
-        let may_end = || self.store_calls.late.is_empty() && self.queue.end_if_idle();
+        let awaits = || !self.store_calls.late.is_empty() || !self.reporter.unsure.is_empty();
+        let may_end = || !awaits() && self.queue.end_if_idle();
         self.reporter.is_idle() && (self.queue.has_ended() || may_end())
     }
 

@@ -216,16 +216,17 @@ impl Worker {
     }
 
     /// Records permits that requests have cost beyond what they had taken, and of which the store may not have heard: it is told with what
-    /// was granted without it. It charges them twice where only its answer was lost.
-    pub(super) fn record_excess(&self, place: usize, cost: u64) {
+    /// was granted without it. It charges them twice where only its answer was lost. Returns the instant, by this process's clock.
+    pub(super) fn record_excess(&self, place: usize, cost: u64) -> Option<Micros> {
         // More than the limits would grant is not recorded of what passes without a limit: a bucket would stay closed for long.
         let is_unlimited = self.core.outage() != 0
             && self.queue.with_policy(OnStoreFailure::Allow).any(|allowed| allowed == place);
-        if let Some(part) = self.own_parts().get(place).filter(|_| !is_unlimited) {
-            let now = self.fallback.clock.now();
-            self.session.ledger().record_offline(now, slice::from_ref(part), &[(now, cost)]);
-            self.session.wake();
-        }
+        let parts = self.own_parts();
+        let part = parts.get(place).filter(|_| !is_unlimited)?;
+        let now = self.fallback.clock.now();
+        self.session.ledger().record_offline(now, slice::from_ref(part), &[(now, cost)]);
+        self.session.wake();
+        Some(now)
     }
 
     /// Returns this replica's share while the store is away. It is the same to all its workers for a whole outage.

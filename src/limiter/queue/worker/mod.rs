@@ -31,6 +31,7 @@ mod run;
 mod siblings;
 mod state;
 mod store_calls;
+mod unsure_costs;
 
 pub(in crate::limiter) use report_pauses::report_pauses;
 pub(in crate::limiter) use siblings::Siblings;

@@ -75,7 +75,7 @@ async fn tell(
             let (replica, known_epoch) = (fallback.replica, session.epoch_least());
             let report =
                 UpstreamReport { replica, known_epoch, pause: Some(request), ..UpstreamReport::default() };
-            session.store.report_upstream(&limiter_ref, &report).await
+            session.store.report_upstream(&limiter_ref, &report).await.map_err(|failure| failure.error)
         }
         by_hand => {
             let replica = by_hand.map_or(fallback.replica, |(_, replica)| replica);

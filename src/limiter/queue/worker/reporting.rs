@@ -1,18 +1,23 @@
 //! Reports the quota signals in the upstream's answers to the store, and keeps to the pauses that follow.
 
+use std::slice;
+
 use futures_util::future::{FutureExt, join_all};
 use tracing::{info, warn};
 
 use super::events::Event;
 use super::reporter::Reports;
 use super::state::Worker;
+use super::unsure_costs::{CostEnd, ReportedCost, UnsureCost};
 use crate::clock::Moment;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::{Cause, Epoch, PauseRequest, PauseStretch, Reason, ReportResult, UpstreamReport};
+use crate::limiter::model::{
+    Cause, Epoch, Holding, PauseRequest, PauseStretch, Reason, ReportResult, UpstreamReport,
+};
 use crate::limiter::queue::active_limiter::LimiterInstance;
 use crate::limiter::queue::shared_quota::SharedQuota;
 use crate::limiter::queue::upstream_report::PendingReport;
-use crate::limiter::store::StoreError;
+use crate::limiter::store::{Failure, LateAnswer, StoreError};
 
 impl Worker {
     /// Merges new signals into the pending report, and sends it if it is time and no other report is under way.
@@ -82,35 +87,81 @@ impl Worker {
             let instance = self.queue.instances.get(place).cloned();
             match (result, instance) {
                 (Ok(result), instance) => {
-                    self.settle_charge(&limiter_ref, report.cost, result.epoch);
+                    let is_kept = self.settle_charge(&limiter_ref, report.cost, result.epoch);
                     if let Some(instance) = instance {
+                        if !is_kept && report.cost > 0 && self.session.store.may_fail() {
+                            self.record_excess(place, report.cost);
+                        }
                         self.settle_report(&instance, &report, result);
                     }
                 }
                 // A ceiling holds as long as the store knows it.
                 (Err(_), None) => {}
-                (Err(error), Some(instance)) => {
+                (Err(Failure { error, late }), Some(instance)) => {
                     if !matches!(error, StoreError::Away) {
                         warn!(limiter = %limiter_ref.name, %error, "cannot report the upstream's quota to the store");
                     }
                     self.report_locally(&instance, &limiter_ref, &report);
                     if report.cost > 0 && self.session.store.may_fail() {
-                        self.record_excess(place, report.cost);
+                        self.doubt_cost(ReportedCost { place, limiter_ref, cost: report.cost }, late);
                     }
                 }
             }
         }
     }
 
-    fn settle_charge(&self, limiter_ref: &LimiterRef, cost: u64, epoch: Epoch) {
+    /// Takes in that a report was carried out in an epoch. Returns whether the store's present memory has what it charged.
+    fn settle_charge(&self, limiter_ref: &LimiterRef, cost: u64, epoch: Epoch) -> bool {
         if self.session.observe_epoch(epoch) {
             self.siblings.wake_all();
         }
         // Behind the epoch, which may be one that the report has begun: that memory has the charge. An earlier one is gone.
-        let is_kept = self.session.store.may_fail() && epoch.id >= self.session.epoch();
-        if cost > 0 && is_kept {
+        let is_kept = epoch.memory >= self.session.memory();
+        if cost > 0 && is_kept && self.session.store.may_fail() {
             let at = self.session.on_known_clock(epoch.now);
             self.session.ledger().charge(limiter_ref, at, cost);
+        }
+        is_kept
+    }
+
+    /// Takes in that the report of a cost has failed, or may still be carried out late.
+    ///
+    /// Invariant: it is told, or recorded to be told, by when the store counts as away at the latest. What is recorded is taken back only when
+    /// the store's memory is sure to have it, and only if it was not written back meanwhile.
+    fn doubt_cost(&mut self, cost: ReportedCost, late: Option<LateAnswer<ReportResult>>) {
+        match late.filter(|_| !self.reporter.unsure.are_full()) {
+            Some(late) => {
+                let longest = self.session.terms.lease;
+                self.reporter.unsure.wait(cost, late, longest);
+            }
+            None => drop(self.record_excess(cost.place, cost.cost)),
+        }
+    }
+
+    /// Takes in what has become of the report of a cost.
+    pub(super) fn take_unsure(&mut self, (cost, recorded, end): UnsureCost) {
+        if recorded.is_none() {
+            self.reporter.unsure.settled();
+        }
+        match (end, recorded) {
+            (CostEnd::Told(result), recorded) => {
+                let is_kept = self.settle_charge(&cost.limiter_ref, cost.cost, result.epoch);
+                match recorded {
+                    Some(slot) if is_kept => {
+                        let told = Holding { slot, cost: cost.cost, count: 1 };
+                        self.session.ledger().remove_offline(slice::from_ref(&cost.limiter_ref), &[told]);
+                    }
+                    None if !is_kept => drop(self.record_excess(cost.place, cost.cost)),
+                    _ => {}
+                }
+            }
+            (CostEnd::Untold, None) => drop(self.record_excess(cost.place, cost.cost)),
+            (CostEnd::Overdue(late), _) => {
+                if let Some(recorded) = self.record_excess(cost.place, cost.cost) {
+                    self.reporter.unsure.wait_on(cost, recorded, late);
+                }
+            }
+            (CostEnd::Untold, Some(_)) => {}
         }
     }
 

@@ -7,6 +7,7 @@ use futures_util::stream::StreamExt;
 use tokio::time::{Instant, sleep_until};
 
 use super::events::{Context, Event, ReturnReason};
+use super::reporter::next_reports;
 use super::requests::{Receiver, Requests};
 use super::siblings::Siblings;
 use super::state::{Worker, limits};
@@ -54,10 +55,12 @@ impl Worker {
                 self.queue.set_calling();
             }
             let (under_way, late) = self.store_calls.futures();
+            let (reporting, unsure) = (&mut self.reporter.under_way, &mut self.reporter.unsure);
             tokio::select! {
                 biased;
                 result = next_result(under_way) => self.take_result(result),
-                reports = self.reporter.reported() => self.settle_reports(reports),
+                reports = next_reports(reporting) => self.settle_reports(reports),
+                end = unsure.ended(), if !unsure.is_empty() => self.take_unsure(end),
                 Some(late) = late.next(), if !late.is_empty() => self.take_late(late),
                 () = self.queue.woken() => {}
                 () = alarm.as_mut() => {}
