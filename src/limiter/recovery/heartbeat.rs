@@ -203,11 +203,36 @@ pub(in crate::limiter) async fn leave(session: &StoreSession, fallback: &Fallbac
     let matters_for = session.ledger().expires().unwrap_or_default() - session.now();
     let farewell =
         session.members().farewell(fallback.replica, session.epoch_least(), matters_for, session.moment());
-    if let Some(mut farewell) = farewell.filter(|_| session.store.may_fail()) {
-        let is_all = has_reported(session, &farewell) && session.ledger().is_complete(session.now());
-        let own_copy = if is_all { OwnCopy::Final } else { OwnCopy::Withheld };
-        farewell.copies = exchange(session, fallback, own_copy);
+    if let Some(farewell) = farewell.filter(|_| session.store.may_fail()) {
         // After a failure its membership ends by itself.
-        let _ = timeout(FAREWELL_MAX, session.store.heartbeat(&farewell)).await;
+        let _ = timeout(FAREWELL_MAX, say_farewell(session, fallback, farewell)).await;
     }
 }
+
+/// Says farewell until the store knows what this replica was granted: the answer may be the first word of a memory that does not. Its last
+/// copy would not be there then, and all would be charged that it may have been granted.
+async fn say_farewell(
+    session: &StoreSession,
+    fallback: &Fallback,
+    mut farewell: Heartbeat,
+) -> Result<(), StoreError> {
+    for _ in 0..REPEATED_MAX {
+        let is_written = session.ledger().unreported().is_empty();
+        let is_all =
+            is_written && has_reported(session, &farewell) && session.ledger().is_complete(session.now());
+        let own_copy = if is_all { OwnCopy::Final } else { OwnCopy::Withheld };
+        farewell.copies = exchange(session, fallback, own_copy);
+        let sent = session.moment();
+        let epoch = session.store.heartbeat(&farewell).await?.epoch;
+        let current = Reported { memory: epoch.memory, epoch: epoch.id };
+        if epoch.id == 0 || farewell.reported.memory == 0 || farewell.reported == current {
+            return Ok(());
+        }
+        session.answered(sent, epoch);
+        if !write_back(session, fallback).await? || session.epoch() != current.epoch {
+            return Ok(());
+        }
+        (farewell.reported, farewell.known_epoch) = (current, session.epoch_least());
+    }
+}
+    Ok(())

@@ -414,6 +414,24 @@ async fn a_farewell_tells_the_last_copy_if_the_store_knows_all() {
     assert!(heartbeats.iter().all(|last| last.leaves && last.copies.told.is_empty()), "{heartbeats:?}");
 }
 
+/// The store has lost its memory right before.
+#[tokio::test(start_paused = true)]
+async fn a_farewell_that_meets_another_memory_is_said_again_behind_a_write_back() {
+    let (stage, (_, a)) = (Stage::settled().await, any_limiter());
+    stage.grant(&a, 4);
+    pass(1000).await;
+    stage.beats().await.unwrap();
+    stage.told();
+    stage.begin(5, 5);
+    leave(&stage.session, &stage.fallback).await;
+    let (heartbeats, writes) = stage.told();
+    let [first, last] = &heartbeats[..] else { panic!("{heartbeats:?}") };
+    assert_eq!((first.leaves, first.reported), (true, Reported { memory: 3, epoch: 3 }));
+    assert_eq!((last.leaves, last.known_epoch, last.reported), (true, 5, Reported { memory: 5, epoch: 5 }));
+    assert!(last.copies.told.iter().any(|copy| copy.is_final), "{last:?}");
+    assert_eq!(writes.len(), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn heartbeats_come_at_their_interval_and_sooner_where_one_failed() {
     let stage = Stage::settled().await;
