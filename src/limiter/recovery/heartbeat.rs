@@ -13,7 +13,7 @@
 use std::sync::{Arc, Weak};
 
 use tokio::time::{Duration, sleep, timeout};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{ActionByHand, CopyExchange, Heartbeat, HeartbeatAnswer, Moved, Reported};
@@ -124,6 +124,7 @@ pub(in crate::limiter) async fn beat(
             let now = session.moment();
             session.copies().learn(fallback.replica, &heartbeat.copies, heartbeat.known_epoch, &answer, now);
             tell_moves(session, fallback, sent, &answer, tell);
+            log_doubt(session, &answer);
         }
         session.follow_resets(&answer, fallback);
         session.earlier_layout.follow(&*session.store, answer.earlier_epoch).await?;
@@ -198,6 +199,25 @@ fn tell_moves(
     session.on(SessionEvent::MovesTold { sent, epoch: answer.epoch, is_complete }, session.moment());
 }
 
+/// Logs that the store charges what it does not know of, once for each epoch: a limit may be closed for its window.
+fn log_doubt(session: &StoreSession, answer: &HeartbeatAnswer) {
+    if !session.members().is_new_doubt(answer) {
+        return;
+    }
+    if answer.awaited.is_empty() {
+        warn!(
+            "replicas have not told what they granted while the store was not heard, because they have ended or are cut off: each limit \
+             counts as used what they may have granted, until that has left its window, or until `weir reset`"
+        );
+    } else {
+        warn!(
+            replicas = answer.awaited.len(),
+            "the store has lost its memory, and replicas have not told it what they were granted, because they have ended or are cut off: \
+             each limit counts as used what they may have been granted, until that has left its window, or until `weir reset`"
+        );
+    }
+}
+
 /// Says farewell to the store. The permits that this replica was granted matter still.
 pub(in crate::limiter) async fn leave(session: &StoreSession, fallback: &Fallback) {
     let matters_for = session.ledger().expires().unwrap_or_default() - session.now();
@@ -234,5 +254,5 @@ async fn say_farewell(
         }
         (farewell.reported, farewell.known_epoch) = (current, session.epoch_least());
     }
-}
     Ok(())
+}

@@ -2,7 +2,7 @@
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::share::Share;
-use crate::limiter::model::{CopyExchange, Heartbeat, HeartbeatAnswer, Member, Reported, Reports};
+use crate::limiter::model::{CopyExchange, Epoch, Heartbeat, HeartbeatAnswer, Member, Reported, Reports};
 
 /// How much longer than a window a permit may matter: the replica that holds it may use it for a lease, and be heard late.
 const MARGIN: Micros = Micros::from_millis(5000);
@@ -26,9 +26,17 @@ pub(in crate::limiter) struct Members {
     /// The counted members, ascending, as last listed; and as last listed when all of them knew the list.
     counted: Vec<u64>,
     agreed: Vec<u64>,
-    /// The reports that members still owed, as last told.
-    reports: Reports,
+    owed: Owed,
     phase: Phase,
+}
+
+/// The reports that members still owe.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+struct Owed {
+    /// As last told.
+    reports: Reports,
+    /// The latest epoch that has opened before all had reported.
+    doubted: u64,
 }
 
 /// All other members, and when they were listed.
@@ -123,8 +131,19 @@ impl Members {
             self.agreed.clone_from(&counted);
         }
         self.counted = counted;
-        let before = std::mem::replace(&mut self.reports, answer.reports);
+        let before = std::mem::replace(&mut self.owed.reports, answer.reports);
         (before, answer.reports) == (Reports::Awaited, Reports::Complete)
+    }
+
+    /// Returns whether an answer is the first to tell that its epoch has opened before all members had reported: the store charges what they
+    /// may have been granted.
+    pub(in crate::limiter) fn is_new_doubt(&mut self, answer: &HeartbeatAnswer) -> bool {
+        let Epoch { id, settles_until, .. } = answer.epoch;
+        let is_new = answer.reports == Reports::Awaited && settles_until.is_none() && id > self.owed.doubted;
+        if is_new {
+            self.owed.doubted = id;
+        }
+        is_new
     }
 
     /// Returns whether this replica keeps copies of what others were granted: all do in a small fleet, a few in a large one.
@@ -167,7 +186,6 @@ impl Members {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::model::Epoch;
 
     #[test]
     fn replicas_of_another_layout_have_shares_too() {
@@ -244,6 +262,22 @@ mod tests {
             [Reports::Awaited, Reports::Complete, Reports::Complete, Reports::Awaited, Reports::Complete];
         let noticed = steps.map(|step| known.learn(1, &reports(step), Moment(0)));
         assert_eq!(noticed, [false, true, false, false, true]);
+    }
+
+    #[test]
+    fn an_epoch_that_opens_in_doubt_is_noticed_once() {
+        let mut known = Members::default();
+        let mut notices = |id, settles_until, reports| {
+            let epoch = Epoch { id, settles_until, ..Epoch::default() };
+            known.is_new_doubt(&HeartbeatAnswer { epoch, reports, ..HeartbeatAnswer::default() })
+        };
+        assert!(!notices(3, None, Reports::Complete));
+        assert!(!notices(4, Some(Micros(9)), Reports::Awaited), "they may report still");
+        assert!(!notices(4, None, Reports::Complete));
+        assert!(!notices(5, Some(Micros(9)), Reports::Awaited));
+        assert!(notices(5, None, Reports::Awaited));
+        assert!(!notices(5, None, Reports::Awaited));
+        assert!(notices(6, None, Reports::Awaited), "another epoch");
     }
 
     #[test]
