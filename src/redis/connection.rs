@@ -359,7 +359,9 @@ impl PartConnection {
             };
             // A call whose connection broke may have been carried out: it is made once more under its number, by a new
             // connection, while the script is sure to remember it.
-            if !turn.may_be_repeated() || !matches!(error, StoreError::Connection(_)) {
+            if !turn.may_be_repeated()
+                || !matches!(error, StoreError::Connection(_) | StoreError::NotPrimary(_))
+            {
                 return Err(error);
             }
             self.shared.metrics.called(op, StoreResult::Connection, started.elapsed());
@@ -435,7 +437,9 @@ impl PartConnection {
         let outcome = match result {
             Ok(_) => StoreResult::Ok,
             Err(StoreError::Timeout(_)) => StoreResult::Timeout,
-            Err(StoreError::Away | StoreError::Connection(_)) => StoreResult::Connection,
+            Err(StoreError::Away | StoreError::Connection(_) | StoreError::NotPrimary(_)) => {
+                StoreResult::Connection
+            }
             Err(
                 StoreError::Refused(_)
                 | StoreError::Unreadable(_)
@@ -451,8 +455,11 @@ impl PartConnection {
             Err(StoreError::Unreadable(_)) if !matches!(op, StoreOp::Heartbeat | StoreOp::Ping) => {}
             Err(error) => {
                 // Only new connections reach a server that vanished without closing the old ones, or its successor.
-                let opens = self.part.health.failed(&error.to_string());
-                let is_away = matches!(error, StoreError::Timeout(_) | StoreError::Connection(_));
+                let opens = self.part.health.failed(error);
+                let is_away = matches!(
+                    error,
+                    StoreError::Timeout(_) | StoreError::Connection(_) | StoreError::NotPrimary(_)
+                );
                 if opens && !self.shared.connections.are_cluster() {
                     self.shared.connections.replace_all();
                 } else if opens || (op == StoreOp::Ping && is_away) {
@@ -481,7 +488,12 @@ impl PartConnection {
     fn failed(&self, owner: &&str, error: &RedisError) -> StoreError {
         if is_misplaced(error) {
             self.shared.connections.replace(owner);
-            return StoreError::Connection(format!("{}: {}", self.shared.addresses, explain(error)));
+            let why = format!("{}: {}", self.shared.addresses, explain(error));
+            return if word(error) == "READONLY" {
+                StoreError::NotPrimary(why)
+            } else {
+                StoreError::Connection(why)
+            };
         }
         if let Some(found) = error.detail().and_then(|detail| detail.find(UNREADABLE).map(|at| &detail[at..]))
         {

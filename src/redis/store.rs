@@ -86,7 +86,8 @@ impl RedisStore {
         }
         loop {
             self.connection.shared.circuits.probe_is_due().await;
-            let probes = self.connection.parts().into_iter().filter(|part| !part.part.health.is_up());
+            let probes =
+                self.connection.parts().into_iter().filter(|part| part.part.health.is_to_be_probed());
             // The circuits note the outcome.
             join_all(probes.map(|part| async move { part.ping().await })).await;
         }

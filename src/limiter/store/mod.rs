@@ -44,6 +44,9 @@ pub enum StoreError {
     /// The store could not be reached, or the connection broke.
     #[error("cannot reach the store: {0}")]
     Connection(String),
+    /// The server of the store takes no writes, or no more: another one may.
+    #[error("cannot reach the store: {0}")]
+    NotPrimary(String),
     /// The store answered with an error.
     #[error("the store refused the call: {0}")]
     Refused(String),
