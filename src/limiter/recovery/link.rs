@@ -8,6 +8,8 @@ use crate::limiter::store::clock::{ClockWatch, StoreClock};
 /// How long before its end a lease is no longer used: longer than clocks drift apart in a lease, or a timer is late. So what
 /// follows the last lease of all can begin this much earlier.
 const LEASE_MARGIN: Micros = Micros::from_millis(5);
+/// How long after a request's arrival its call is sent at most, and after the begin of an outage the worker takes it in.
+const OUTAGE_LEARNT: Micros = Micros::from_millis(20);
 /// The longest lateness of a replica that asks a store which cannot fail. With a thousand requests at
 /// once their worker may have its turn a second after they came.
 const OWN_LATENESS_MAX: Micros = Micros::from_millis(10_000);
@@ -71,8 +73,7 @@ impl Link {
 pub(in crate::limiter) struct Terms {
     /// How long after the sending of an answered call its slots may be used.
     pub(in crate::limiter) lease: Micros,
-    /// How long after the sending of its first failed call a store counts as away, and how long a request waits for an answer at least: a
-    /// call's deadline and a lease.
+    /// How long after the sending of its first failed call a store counts as away: a call's deadline and a lease.
     pub(in crate::limiter) away_after: Micros,
     /// How long an answer may take, and its slots be good: a call's deadline and a lease, and nothing of a store that cannot fail.
     pub(in crate::limiter) answer_max: Micros,
@@ -88,6 +89,12 @@ impl Terms {
         // More than twice in each lease.
         let heartbeat = Micros(lease.0 * 2 / 5);
         Terms { lease: used, away_after: answer_max, answer_max, heartbeat }
+    }
+
+    /// Returns how long a request waits for the store's answer at least: until an outage that began with its call has begun for its worker, too,
+    /// so that the policies decide.
+    pub(in crate::limiter) fn answer_wait(&self) -> Micros {
+        self.away_after + OUTAGE_LEARNT
     }
 
     /// Returns the same terms of a store that cannot fail: whoever waits for its answer waits for this replica alone.

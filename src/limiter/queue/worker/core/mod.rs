@@ -403,7 +403,7 @@ impl BookedCore {
 
     /// Returns when a request is refused if it has no slot then: behind its deadline, or when the store has had its time to answer.
     fn ends(&self, asked: Moment, deadline: Moment) -> Moment {
-        (deadline + REFUSAL_SLACK).max(asked + self.limits.terms.away_after)
+        (deadline + REFUSAL_SLACK).max(asked + self.limits.terms.answer_wait())
     }
 
     /// Returns whether a request waits for the limits, and not only for the processor.

@@ -172,16 +172,16 @@ fn a_waiting_request_is_refused_at_its_end_whatever_the_state_is() {
 fn a_request_in_a_call_is_refused_when_the_store_has_had_its_time() {
     let mut core = Driven::new(OnStoreFailure::Local);
     assert!(is_booking(&core.on(START, vec![arrival(0, START, 0)])));
-    assert_eq!(core.wakes_at(START), after(595));
-    assert_eq!(refusal(&core.on(after(594), Vec::new())), None);
-    let actions = core.on(after(595), Vec::new());
+    assert_eq!(core.wakes_at(START), after(615));
+    assert_eq!(refusal(&core.on(after(614), Vec::new())), None);
+    let actions = core.on(after(615), Vec::new());
     assert!(matches!(refusal(&actions), Some(Refusal::StoreUnavailable { .. })), "{actions:?}");
     // The permits that the call has booked after all are given back.
-    let actions = core.on(after(600), vec![booked(after(600), &[shown(after(600))])]);
+    let actions = core.on(after(620), vec![booked(after(620), &[shown(after(620))])]);
     let Some(Action::Book(call)) = actions.iter().find(|action| matches!(action, Action::Book(_))) else {
         panic!("{actions:?}")
     };
-    assert_eq!(call.give_back[0].slot, shown(after(600)));
+    assert_eq!(call.give_back[0].slot, shown(after(620)));
 }
 
 #[test]
@@ -208,11 +208,14 @@ fn a_failed_call_is_made_again_and_then_the_policy_decides() {
     };
     for policy in [OnStoreFailure::Reject, OnStoreFailure::Allow, OnStoreFailure::Local] {
         let mut core = Driven::new(policy);
-        core.on(START, vec![arrival(0, START, 0)]);
+        // It came a moment before the call whose failure shows the outage.
+        let came = Moment(START.0 - 500);
+        core.on(START, vec![arrival(0, came, 0)]);
         fail(&mut core, after(1));
         assert_eq!(core.wakes_at(after(1)), after(200));
         assert!(is_booking(&core.on(after(200), Vec::new())));
         fail(&mut core, after(201));
+        assert_eq!(refusal(&core.on(Moment(after(595).0 - 1), Vec::new())), None);
         let actions = core.on(after(595), vec![Event::Linked(Link::Away { outage: 1 })]);
         match policy {
             OnStoreFailure::Reject => {

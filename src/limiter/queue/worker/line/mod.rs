@@ -414,7 +414,7 @@ impl LineCore {
 
     /// Returns when a request is refused if it has no slot then: behind its deadline, or when the store has had its time to answer.
     fn ends(&self, asked: Moment, deadline: Moment) -> Moment {
-        (deadline + REFUSAL_MARGIN).max(asked + self.limits.terms.away_after)
+        (deadline + REFUSAL_MARGIN).max(asked + self.limits.terms.answer_wait())
     }
 
     /// Returns whether a slot may be used as far as the link and the lease go.

@@ -99,14 +99,14 @@ fn a_request_whose_slot_came_too_late_waits_no_longer_for_the_store_than_any_oth
 fn a_slot_in_place_of_one_whose_answer_was_lost_is_not_booked_beyond_the_end_of_its_request() {
     let mut core = Driven::new(OnStoreFailure::Local);
     core.on(START, vec![arrival(0, START, 300)]);
-    // By its answer the store takes 450 ms, and the request waits for 595 ms in all.
+    // By its answer the store takes 450 ms, and the request waits for 615 ms in all.
     let context = Context { latency: Micros::from_millis(450), ..context(after(450)) };
     let mut actions = Vec::new();
     core.0.on(vec![booked(after(450), &[shown(START)])], &context, &mut actions);
     let Some(Action::Book(call)) = actions.iter().find(|action| matches!(action, Action::Book(_))) else {
         panic!("{actions:?}")
     };
-    let wait_max = Micros::from_millis(595 - 2 - 450);
+    let wait_max = Micros::from_millis(615 - 2 - 450);
     assert_eq!((call.lead, call.runs[0].wait_max), (Micros::ZERO, wait_max));
 }
 
