@@ -14,7 +14,7 @@ use crate::limiter::model::Limit;
 pub const SPREAD_MIN: Micros = Micros::from_millis(120_000);
 
 /// The longest time for which a replica without a store grants nothing because others may have been granted everything right before.
-const SOON: Micros = Micros::from_millis(6000);
+pub const SOON: Micros = Micros::from_millis(6000);
 
 /// A limit in the form in which room is searched.
 #[derive(Clone, PartialEq, Eq, Debug)]

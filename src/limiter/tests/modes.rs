@@ -373,6 +373,32 @@ async fn usage_outlives_the_worker_that_granted_it() {
     }
 }
 
+/// Nobody else can have been granted anything meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_replica_alone_has_in_a_second_outage_what_it_had_in_the_first() {
+    let long = |name| {
+        let mut long = limiter(name, 10, 0);
+        long.limits[0].per = 60 * SECOND;
+        long
+    };
+    let fleet = fleet(&[long("idle"), long("busy")], Duration::ZERO, SECOND);
+    let (idle, busy) = (limiter_set(&fleet.limiters, &["idle"]), limiter_set(&fleet.limiters, &["busy"]));
+    granted(&idle, &[]).await.commit();
+    for _ in 0..2 {
+        fleet.set_away(true);
+        granted(&busy, &[]).await.commit();
+        granted(&idle, &[]).await.commit();
+        fleet.set_away(false);
+        sleep(SECOND).await;
+        granted(&busy, &[]).await.commit();
+    }
+    fleet.set_away(true);
+    for _ in 0..7 {
+        granted(&idle, &[]).await.commit();
+    }
+    assert!(matches!(enter(&idle, &[]).await, Err(Refusal::RateLimited { .. })));
+}
+
 /// Others may have been granted all since. The store itself is there, and so tells of no outage.
 #[tokio::test(start_paused = true)]
 async fn usage_that_was_not_heard_lately_leaves_nothing_in_an_outage_of_one_queue_alone() {
@@ -388,7 +414,13 @@ async fn usage_that_was_not_heard_lately_leaves_nothing_in_an_outage_of_one_queu
         granted(&set, &[]).await.commit();
         sleep(idle).await;
         store.set_unreadable();
-        assert_eq!(pass(&set, &[]).await.is_ok(), passes, "idle for {idle:?}");
+        let (asked, outcome) = (Instant::now(), pass(&set, &[]).await);
+        assert_eq!(outcome.is_ok(), passes, "idle for {idle:?}");
+        if let Err(refusal) = outcome {
+            // Nobody can say when to come back. It has waited for the store.
+            assert!(matches!(refusal, Refusal::StoreUnavailable { .. }), "{refusal}");
+            assert!(asked.elapsed() >= 5 * SECOND, "{:?}", asked.elapsed());
+        }
     }
 }
 

@@ -67,6 +67,9 @@ pub(in crate::limiter) struct LocalAnswer {
     pub(in crate::limiter) answer: Answer,
     /// The largest cost that this replica's share of each limiter ever holds, of those that are enforced. Nothing larger was asked for.
     pub(in crate::limiter) costs_max: Vec<u64>,
+    /// The longest delay that is true whether or not the store comes back. While a limit counts as used up because this replica has not heard of
+    /// its use, the store may have room at once when it is back.
+    pub(in crate::limiter) known_within: Micros,
 }
 
 /// An event of a worker.

@@ -7,7 +7,7 @@ use super::state::{FleetUsage, Worker};
 use crate::clock::{Micros, Moment};
 use crate::limiter::arithmetic::algorithm::fixed_window::CLOCKS_APART;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::arithmetic::rule::Rule;
+use crate::limiter::arithmetic::rule::{Rule, SOON};
 use crate::limiter::arithmetic::share::Share;
 use crate::limiter::model::{Answer, Call, Costs, Holding, OnStoreFailure, Outcome, RetryDelay, Run};
 use crate::limiter::queue::active_limiter::Usage;
@@ -38,17 +38,25 @@ impl Worker {
             instance.active.hear(usage);
             usage
         });
-        self.usage = FleetUsage { each: each.collect(), is_old: false };
+        self.usage = FleetUsage { each: each.collect(), is_old: false, unheard_until: Moment(0) };
     }
 
-    /// Returns the fleet's usage of a limiter as this queue was last told, and whether there was an outage since. Where that is too long ago, it
-    /// is as another queue of the limiter was told: a queue may be idle, or new, while others ask for the limiter all the time.
+    /// Returns whether other replicas may have been granted permits of which this one has not heard. One that is alone, or has never seen the store,
+    /// knows of nobody else.
+    fn has_others(&self) -> bool {
+        let is_alone = self.session.members().is_alone() && self.strangers() == 0;
+        !is_alone && self.session.epoch() != 0
+    }
+
+    /// Returns the fleet's usage of a limiter as this queue was last told, and whether others may have been granted everything since an earlier
+    /// outage. Where that is too long ago, it is as another queue of the limiter was told: a queue may be idle, or new, while others ask for the
+    /// limiter all the time.
     fn usage_of(&self, place: usize) -> (Usage, bool) {
         let own = self.usage.each.get(place).copied().unwrap_or_default();
         let is_stale = |usage: &Usage| usage.is_stale(self.away_since(), self.heard_lately());
         let other = self.queue.instances[place].active.heard().filter(|other| !is_stale(other));
         let other = other.filter(|_| is_stale(&own)).map(|other| (other, false));
-        other.unwrap_or((own, self.usage.is_old))
+        other.unwrap_or((own, self.usage.is_old && self.has_others()))
     }
 
     /// Charges this replica's memory with its part of the usage at the last contact with the store.
@@ -57,8 +65,8 @@ impl Worker {
     /// what the fleet had left. The tightest limit counts as full in two cases:
     /// - the store was booked ahead: at the last booked slot, but not after the present moment, as nobody uses a slot of the store
     ///   from here on;
-    /// - the store has granted nothing since an earlier outage: at the last contact, because other replicas may have been granted
-    ///   everything.
+    /// - the store has granted nothing since an earlier outage: at the last contact, because other replicas, if there are any, may have been
+    ///   granted everything.
     ///
     /// The permits that this replica was granted lately are charged in full: all replicas that have a share have heard of the limit since
     /// then, if not of these permits.
@@ -75,10 +83,9 @@ impl Worker {
             return;
         }
         self.charge_usage();
+        self.usage.unheard_until = self.unheard_until();
         self.usage.is_old = true;
-        // A replica that is alone, or has never seen the store, knows of nobody else.
-        let is_alone = self.session.members().is_alone();
-        if (is_alone && self.strangers() == 0) || self.session.epoch() == 0 {
+        if !self.has_others() {
             return;
         }
         let Fallback { store, clock, replica, .. } = &*self.fallback;
@@ -97,6 +104,20 @@ impl Worker {
             };
             store.charge_at(clock.now(), &limiter_ref, closed, *replica);
         }
+    }
+
+    /// Returns until when limits count as used up in this outage because others may have been granted everything: how much is left of them the
+    /// store alone may know.
+    fn unheard_until(&self) -> Moment {
+        let since = self.away_since().unwrap_or_else(|| self.session.moment());
+        let is_unheard = |place: &usize| {
+            let (usage, is_old) = self.usage_of(*place);
+            is_old || usage.is_stale(self.away_since(), self.heard_lately())
+        };
+        let places = self.queue.with_policy(OnStoreFailure::Local).filter(|_| self.has_others());
+        let rules =
+            places.filter(is_unheard).flat_map(|place| self.store_calls.limiter_refs[place].rules.iter());
+        since + rules.map(|rule| rule.quota().span(rule.lacking_max())).max().unwrap_or_default()
     }
 
     fn charge_usage(&self) {
@@ -167,13 +188,15 @@ impl Worker {
         }
         let parts = self.own_parts();
         let answer = self.ask_fallback(call.clone(), &refs.unwrap_or_default());
+        let is_unheard = self.session.moment() < self.usage.unheard_until;
+        let known_within = if is_unheard { SOON } else { Micros(u64::MAX) };
         // Limiters that are not kept are beside those that are only where all have the same costs.
         for (place, part) in parts.iter().enumerate() {
             let granted: Vec<_> =
                 granted_of(&call, &answer, place.min(costs_max.len().saturating_sub(1))).collect();
             self.session.ledger().record_offline(answer.now, slice::from_ref(part), &granted);
         }
-        self.events.push(Event::AnsweredLocally(Box::new(LocalAnswer { answer, costs_max })));
+        self.events.push(Event::AnsweredLocally(Box::new(LocalAnswer { answer, costs_max, known_within })));
     }
 
     /// Gives slots back to this replica's own memory.

@@ -12,7 +12,7 @@ use super::reporter::Reporter;
 use super::requests::Requests;
 use super::siblings::Siblings;
 use super::store_calls::StoreCalls;
-use crate::clock::Micros;
+use crate::clock::{Micros, Moment};
 use crate::limiter::queue::active_limiter::{LimiterInstance, Usage};
 use crate::limiter::queue::handle::Queue;
 use crate::limiter::queue::permit::OriginQueue;
@@ -44,6 +44,8 @@ pub(super) struct FleetUsage {
     pub(super) each: Box<[Usage]>,
     /// True if there was an outage since.
     pub(super) is_old: bool,
+    /// Until when a limit counts as used up because too little was heard of it before an outage.
+    pub(super) unheard_until: Moment,
 }
 
 impl Worker {

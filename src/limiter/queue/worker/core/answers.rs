@@ -29,6 +29,8 @@ struct Outcomes<'a, I> {
     each: I,
     /// How many further requests may be refused like the first refused one that is spread.
     budget: u64,
+    /// The longest delay that is surely true: [`LocalAnswer::known_within`].
+    known_within: Micros,
 }
 
 impl BookedCore {
@@ -52,7 +54,8 @@ impl BookedCore {
         self.refresh_slots(context);
         let is_replaced = !replace.is_empty() || !reschedule.is_empty();
         self.take_rescheduled(reschedule, answer, has_moved_again, context, out);
-        let mut outcomes = Outcomes { answer, source, each: each(answer), budget };
+        let mut outcomes =
+            Outcomes { answer, source, each: each(answer), budget, known_within: Micros(u64::MAX) };
         let first = self.take_outcomes(replace, arrivals, &mut outcomes, context, out);
         if let Some(cost) = prefetch {
             self.add_prefetched(cost, outcomes.each, context, out);
@@ -108,7 +111,7 @@ impl BookedCore {
     /// Takes in the answer of this replica's own memory.
     pub(super) fn answered_locally(&mut self, local: &LocalAnswer, context: &Context, out: &mut Vec<Action>) {
         let Some(LocalCall { replace, arrivals }) = self.calls.local.take() else { return };
-        let LocalAnswer { answer, costs_max } = local;
+        let LocalAnswer { answer, costs_max, known_within } = local;
         let cost_max = costs_max.iter().copied().min().unwrap_or(u64::MAX);
         // No replica can know whether the others leave enough for a cost above its share.
         let refusal = self.limits.store_unavailable();
@@ -123,7 +126,8 @@ impl BookedCore {
         out.extend(costly.into_iter().map(refused));
         let source = Source::Local(self.outage());
         let is_replaced = !replace.is_empty();
-        let mut outcomes = Outcomes { answer, source, each: each(answer), budget: 0 };
+        let mut outcomes =
+            Outcomes { answer, source, each: each(answer), budget: 0, known_within: *known_within };
         self.take_outcomes(replace, arrivals, &mut outcomes, context, out);
         // Where the share has no room for a late slot's request now, others have moved back.
         if is_replaced {
@@ -240,6 +244,7 @@ impl BookedCore {
         out: &mut Vec<Action>,
     ) -> Option<Micros> {
         let mut first: Option<Micros> = None;
+        let known_within = outcomes.known_within;
         for (cost, count) in replace {
             let mut left = count;
             for outcome in outcomes.each.by_ref().take(count) {
@@ -248,6 +253,10 @@ impl BookedCore {
                     Outcome::Booked(at) => {
                         first = Some(first.map_or(at, |first| first.min(at)));
                         self.hold_wanted(cost, slot(at, outcomes.source, context));
+                    }
+                    Outcome::TooFar(away) if away.delay > known_within => {
+                        left += 1;
+                        self.calls.shut_until = context.now + self.limits.terms.heartbeat;
                     }
                     Outcome::TooFar(away) | Outcome::Full(away) => {
                         let refusal = self.limits.refusal(outcome, away.advised);
@@ -269,7 +278,7 @@ impl BookedCore {
         context: &Context,
         out: &mut Vec<Action>,
     ) {
-        let store_now = outcomes.answer.now;
+        let (store_now, known_within) = (outcomes.answer.now, outcomes.known_within);
         // The budget belongs to the first refusal that is spread. Each other one is only used for the requests of this call.
         let (mut first, mut latest): (Option<Box<RefusalCache>>, Option<Box<RefusalCache>>) = (None, None);
         let mut refused = 0;
@@ -280,6 +289,10 @@ impl BookedCore {
         {
             match outcome {
                 Outcome::Booked(at) => self.join(arrival, slot(at, outcomes.source, context), out),
+                Outcome::TooFar(away) if away.delay > known_within => {
+                    self.calls.shut_until = context.now + self.limits.terms.heartbeat;
+                    self.await_store(arrival, context.now, out);
+                }
                 Outcome::TooFar(away) | Outcome::Full(away) => {
                     let cost = arrival.cost();
                     if !latest.as_ref().is_some_and(|latest| latest.is_of(cost, &away, store_now)) {

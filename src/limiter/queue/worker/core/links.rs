@@ -2,9 +2,11 @@
 
 use crate::clock::{Micros, Moment};
 use crate::limiter::model::{Call, OnStoreFailure, Permits};
+use crate::limiter::queue::cost_queue::{Stage, Waiter};
 use crate::limiter::queue::pause::Paused;
-use crate::limiter::queue::request::Arrival;
+use crate::limiter::queue::request::{Arrival, Asker, Holder};
 use crate::limiter::queue::slot::{Slot, Source};
+use crate::limiter::queue::worker::limits::FULL_RETRY;
 use crate::limiter::recovery::link::Link;
 
 use super::{BookedCore, LocalCall};
@@ -42,7 +44,7 @@ impl BookedCore {
                 }
                 // The requests have waited long enough, so no call is made first.
                 self.calls.not_before = self.calls.not_before.max(now + self.limits.terms.heartbeat);
-                self.trade.freed = None;
+                (self.trade.freed, self.calls.shut_until) = (None, now);
                 out.extend([Action::Cache(None), Action::BeginOutage]);
             }
         }
@@ -143,6 +145,11 @@ impl BookedCore {
             self.refuse_ended_arrivals(context.now, self.pause.opens(context.now), out);
             self.refuse_overfull(out);
         }
+        let is_local = !rejects && self.limits.policies.contains(&OnStoreFailure::Local);
+        if is_local && context.now < self.calls.shut_until {
+            let arrivals = std::mem::take(&mut self.arrivals.list);
+            return arrivals.into_iter().for_each(|arrival| self.await_store(arrival, context.now, out));
+        }
         self.rebook_share(context.now, out);
         let replace: Vec<_> = std::mem::take(&mut self.owed.replace).into_iter().collect();
         let arrivals: Vec<_> = self.arrivals.list.drain(..).collect();
@@ -153,7 +160,7 @@ impl BookedCore {
             }
             let refused = |arrival: Arrival| Action::Refuse(arrival.asker, arrival.costs, refusal.clone());
             out.extend(arrivals.into_iter().map(refused));
-        } else if self.limits.policies.contains(&OnStoreFailure::Local) {
+        } else if is_local {
             let replaced_requests = replace.iter().map(|(_, count)| *count as u64).sum::<u64>();
             let call = Call {
                 runs: self.runs(context.now, &replace, &arrivals),
@@ -166,6 +173,25 @@ impl BookedCore {
         } else {
             self.allow(&replace, arrivals, context, out);
         }
+    }
+
+    /// Lets a request wait for the store, of which nobody knows when it is back: each call asks for its slot until its wait is over. One that may not
+    /// wait is refused at once, without a time at which to come back.
+    pub(super) fn await_store(&mut self, arrival: Arrival, now: Moment, out: &mut Vec<Action>) {
+        let refusal = match arrival.asker {
+            Asker::Request(request) if arrival.deadline > now && self.queue_slots_left() > 0 => {
+                let cost = arrival.cost();
+                let Arrival { arrived, deadline, flow, .. } = arrival;
+                let (holder, ends) =
+                    (Holder { arrived, deadline, late: 0, flow }, self.ends(arrived, deadline));
+                let waiter = Waiter { request, holder, ends, stage: Stage::Asking };
+                self.cost_queues.entry(cost).or_default().join(waiter);
+                return self.want(cost);
+            }
+            _ if arrival.deadline > now => self.limits.full(FULL_RETRY),
+            _ => self.limits.store_unavailable(),
+        };
+        out.push(Action::Refuse(arrival.asker, arrival.costs, refusal));
     }
 
     /// Lets all requests pass at once.

@@ -170,6 +170,8 @@ struct Calls {
     /// The moment before which no call is made: one has failed, or an outage has begun, in which what waits is served by the policies
     /// first.
     not_before: Moment,
+    /// Until when this replica's own memory is not asked: nobody knows how much it has before the store is back.
+    shut_until: Moment,
     /// True until the next call: the store does not know of changed limits yet, or the queue of moved bookings.
     is_outdated: bool,
     /// How many slots have come since the latest call.
@@ -247,6 +249,7 @@ impl BookedCore {
                 contact: None,
                 unmoved_at: None,
                 not_before: now,
+                shut_until: now,
                 is_outdated: false,
                 passed: 0,
                 bursts: Bursts::default(),

@@ -17,7 +17,9 @@ use std::process::Command;
 use super::BookedCore;
 use crate::clock::{Clock, Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::{Answer, Call, Epoch, Flow, Limiter, OnStoreFailure, Outcome, Permits, Refusal};
+use crate::limiter::model::{
+    Answer, Call, Epoch, Flow, Limiter, OnStoreFailure, Outcome, Permits, Refusal, RetryDelay,
+};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId, Unusable};
@@ -86,7 +88,11 @@ fn booked(now: Moment, slots: &[Micros]) -> Event {
 fn booked_locally(now: Moment, slots: &[Micros]) -> Event {
     let outcomes = slots.iter().map(|at| (1, Outcome::Booked(*at))).collect();
     let answer = Answer { now: shown(now), outcomes, ..Answer::default() };
-    Event::AnsweredLocally(Box::new(LocalAnswer { answer, costs_max: vec![10] }))
+    answered_locally(answer, Micros(u64::MAX))
+}
+
+fn answered_locally(answer: Answer, known_within: Micros) -> Event {
+    Event::AnsweredLocally(Box::new(LocalAnswer { answer, costs_max: vec![10], known_within }))
 }
 
 struct Driven(BookedCore);
@@ -421,7 +427,7 @@ impl World {
             Action::BookLocally(call) => {
                 let call = Call { generations: vec![0], ..Call::clone(call) };
                 let answer = self.local.reserve_at(shown(self.now), &self.limits.refs, &call);
-                events.push(Event::AnsweredLocally(Box::new(LocalAnswer { answer, costs_max: vec![10] })));
+                events.push(answered_locally(answer, Micros(u64::MAX)));
             }
             Action::Grant(_, slot, cost, holder) => self.granted.push((*slot, cost.largest(), *holder)),
             Action::Offer(batch, _) => self.offered.push_back(Batch::clone(batch)),

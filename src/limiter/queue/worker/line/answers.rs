@@ -34,8 +34,13 @@ impl LineCore {
         self.owed.heard = answer.epoch.id;
         self.flow_queues.values_mut().for_each(|flow_queue| flow_queue.queue.refresh(&context.clock));
         let Some(line) = &answer.line else { return };
-        self.calls.told =
-            self.take_line((line, answer.now), &sent, Source::Store(self.owed.epoch), context, out);
+        self.calls.told = self.take_line(
+            (line, answer.now, Micros(u64::MAX)),
+            &sent,
+            Source::Store(self.owed.epoch),
+            context,
+            out,
+        );
     }
 
     /// Takes in the answer of this replica's own memory.
@@ -54,7 +59,8 @@ impl LineCore {
             }
         }
         let Some(line) = &local.answer.line else { return };
-        self.calls.told_locally = self.take_line((line, local.answer.now), &sent, source, context, out);
+        self.calls.told_locally =
+            self.take_line((line, local.answer.now, local.known_within), &sent, source, context, out);
     }
 
     /// Takes the slots out that a change of generations has voided, to give them back: their requests have none again.
@@ -88,7 +94,7 @@ impl LineCore {
     /// Takes in what a line has dealt, and whom it does not take.
     fn take_line(
         &mut self,
-        (line, answered): (&LineAnswer, Micros),
+        (line, answered, known_within): (&LineAnswer, Micros, Micros),
         sent: &Sent,
         source: Source,
         context: &Context,
@@ -99,7 +105,7 @@ impl LineCore {
             let slot = Slot { at: dealt.slot, due: clock.due(dealt.slot), source };
             (0..dealt.count).for_each(|_| self.hold(dealt, slot, out));
         }
-        self.refuse_not_taken(line, sent, out);
+        self.refuse_not_taken(line, sent, known_within, out);
         for (want, last) in sent.wants.iter().zip(&line.lasts) {
             let Some(flow_queue) = self.flow_queues.get_mut(&want.key) else { continue };
             if let Some(Last { before, wait }) = *last {
@@ -120,14 +126,23 @@ impl LineCore {
         Told { known: line.deal, again }
     }
 
-    /// Refuses the requests that a line does not take.
-    fn refuse_not_taken(&mut self, line: &LineAnswer, sent: &Sent, out: &mut Vec<Action>) {
+    /// Refuses the requests that a line does not take. A longer delay than one that is surely known is not told.
+    fn refuse_not_taken(
+        &mut self,
+        line: &LineAnswer,
+        sent: &Sent,
+        known_within: Micros,
+        out: &mut Vec<Action>,
+    ) {
         for not_taken in &line.not_taken {
             let Some(want) = sent.wants.get(not_taken.want) else { continue };
             let until = want.groups.get(not_taken.group).copied().unwrap_or_default();
             let (Outcome::TooFar(away) | Outcome::Full(away)) = not_taken.outcome else { continue };
             let count = usize::try_from(not_taken.count).unwrap_or(usize::MAX);
-            let refusal = self.limits.refusal(not_taken.outcome, away.advised);
+            let refusal = match not_taken.outcome {
+                Outcome::TooFar(_) if away.delay > known_within => self.limits.store_unavailable(),
+                outcome => self.limits.refusal(outcome, away.advised),
+            };
             let Some(flow_queue) = self.flow_queues.get_mut(&want.key) else { continue };
             for waiter in flow_queue.queue.take_last_until(until, count) {
                 let refusal = in_pause(refusal.clone(), self.pause.now.as_ref(), waiter.holder.deadline);

@@ -3,6 +3,7 @@
 mod anew;
 mod refunds;
 mod replaced;
+mod unheard;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -298,7 +299,11 @@ fn the_policy_decides_while_the_store_is_away() {
     });
     let classes: Vec<usize> = asked.unwrap().wants.iter().map(|want| want.class).collect();
     assert!(classes.contains(&0) && classes.contains(&1), "{classes:?}");
-    let local = LocalAnswer { answer: answer(after(1), 3, &[("web", after(1))], None), costs_max: vec![10] };
+    let local = LocalAnswer {
+        answer: answer(after(1), 3, &[("web", after(1))], None),
+        costs_max: vec![10],
+        known_within: Micros(u64::MAX),
+    };
     let actions = core.on(after(1), vec![Event::AnsweredLocally(Box::new(local))]);
     assert_eq!(granted(&actions), [1]);
     // The store is back: all are told of, and the share is used no more.
@@ -312,7 +317,11 @@ fn a_share_that_was_to_be_asked_again_is_not_where_a_reload_rejects() {
     for policy in [OnStoreFailure::Reject, OnStoreFailure::Allow] {
         let mut core = Driven::new(OnStoreFailure::Local);
         core.on(START, vec![Event::Linked(Link::Away { outage: 1 }), arrival(1, "web", START)]);
-        let local = LocalAnswer { answer: answer(after(1), 3, &[], Some(after(50))), costs_max: vec![10] };
+        let local = LocalAnswer {
+            answer: answer(after(1), 3, &[], Some(after(50))),
+            costs_max: vec![10],
+            known_within: Micros(u64::MAX),
+        };
         core.on(after(1), vec![Event::AnsweredLocally(Box::new(local))]);
         core.on(after(2), vec![Event::Reconfigured(Box::new(limits(policy, 100)))]);
         core.on(after(60), Vec::new());

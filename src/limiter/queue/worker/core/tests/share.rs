@@ -39,6 +39,62 @@ fn a_pause_without_the_store_refuses_at_once_who_waits_less_long() {
     }
 }
 
+/// Returns the answer of this replica's own memory that refuses so many requests for a day, because it has not heard how much is left.
+fn unheard_of(now: Moment, requests: u64) -> Event {
+    let day = Micros::from_millis(86_400_000);
+    let away = RetryDelay { delay: day, advised: day, ..RetryDelay::default() };
+    let answer =
+        Answer { now: shown(now), outcomes: vec![(requests, Outcome::TooFar(away))], ..Answer::default() };
+    answered_locally(answer, Micros::from_millis(6000))
+}
+
+#[test]
+fn requests_wait_for_the_store_where_it_alone_knows_how_much_is_left() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    core.on(after(1), vec![Event::Linked(Link::Away { outage: 1 })]);
+    let asked = core.on(after(2), vec![arrival(0, after(2), 0), arrival(1, after(2), 1000)]);
+    assert_eq!(locally_booked(&asked), Some(2));
+    let answered = core.on(after(2), vec![unheard_of(after(2), 2)]);
+    assert!(answered.contains(&Action::Wait(RequestId(1), None)), "{answered:?}");
+    let refused = |actions: &[Action]| -> Vec<(Asker, Refusal)> {
+        let refused = actions.iter().filter_map(|action| match action {
+            Action::Refuse(asker, _, refusal) => Some((*asker, refusal.clone())),
+            _ => None,
+        });
+        refused.collect()
+    };
+    let unavailable = limits(10, 1, OnStoreFailure::Local).store_unavailable();
+    assert_eq!(refused(&answered), [(Asker::Request(RequestId(0)), unavailable.clone())]);
+    // Meanwhile newcomers are told the same without another look.
+    let newcomers = core.on(after(50), vec![arrival(2, after(50), 0), arrival(3, after(50), 2000)]);
+    assert_eq!(refused(&newcomers), [(Asker::Request(RequestId(2)), unavailable.clone())]);
+    assert_eq!(locally_booked(&newcomers), None);
+    // The store is asked for both that wait, and then this replica's memory again.
+    assert!(is_booking(&core.on(core.wakes_at(after(50)), Vec::new())));
+    let failed = core.on(after(203), vec![Event::Failed { is_unsent: true }]);
+    assert_eq!(locally_booked(&failed), Some(2));
+    core.on(after(203), vec![unheard_of(after(203), 2)]);
+    let ended = core.on(after(1079), Vec::new());
+    assert_eq!(refused(&ended), [(Asker::Request(RequestId(1)), unavailable)]);
+    // The store is back.
+    core.on(after(1100), vec![Event::Failed { is_unsent: true }, Event::Linked(Link::Up { epoch: 0 })]);
+    core.on(core.wakes_at(after(1100)), Vec::new());
+    assert!(is_granted(&core.on(after(1301), vec![booked(after(1301), &[shown(after(1301))])])));
+}
+
+#[test]
+fn no_more_wait_for_the_store_than_may() {
+    let mut core = Driven::new(OnStoreFailure::Local);
+    let limits = Limits { max_waiting: 2, ..limits(10, 1, OnStoreFailure::Local) };
+    core.on(after(1), vec![Event::Reconfigured(Box::new(limits))]);
+    core.on(after(1), vec![Event::Linked(Link::Away { outage: 1 })]);
+    core.on(after(2), vec![arrival(0, after(2), 1000)]);
+    core.on(after(2), vec![unheard_of(after(2), 1)]);
+    let actions = core.on(after(3), vec![arrival(1, after(3), 1000), arrival(2, after(3), 1000)]);
+    assert!(matches!(refusal(&actions), Some(Refusal::QueueFull { .. })), "{actions:?}");
+    assert_eq!(core.0.waiting(), 2);
+}
+
 #[test]
 fn slots_of_the_share_are_void_where_the_limits_change() {
     let mut core = Driven::new(OnStoreFailure::Local);
