@@ -46,6 +46,19 @@ local Recovery = setmetatable({ rare = function()
     return most
   end
 
+  -- Lets no bucket lack more at an instant than it ever can: what was charged there is what a limit of an hour beside it may have granted in a
+  -- minute.
+  local function cap_buckets(state, at)
+    for place, checkpoint in pairs(state.checkpoints) do
+      local rule = state.rules[place]
+      local algorithm = rule.algorithm
+      if checkpoint[#checkpoint] < at then
+        local most = algorithm.lacking(rule, at, rule.lacking_max)
+        if algorithm.is_emptier(algorithm.fold(rule, state.timeline, checkpoint, at), most) then state.checkpoints[place] = most end
+      end
+    end
+  end
+
   -- Takes a booking into the checkpoints that hold its instant. One that is not in its order counts as if nothing of it had flowed out
   -- since; but no bucket ever lacked more than all that it holds. A rule that spaces permits was free for each booking: the one that it is
   -- free for last counts. A booking may be all of a long time, where a limit of a day beside the rule counts in such cells.
@@ -169,6 +182,7 @@ local Recovery = setmetatable({ rare = function()
         end
         permits = min(permits, grantable(state, at))
         Search.charge_at(state, at, permits)
+        cap_buckets(state, at)
       end
       local matters_for = is_lost == CLOSED and 0 or Rule.longest_window(state.rules)
       if not is_known and now < at + matters_for then

@@ -1,13 +1,14 @@
 //! The charges of the scripts on a real Redis for what silent members may have been granted without it.
 
 use crate::clock::Micros;
+use crate::limiter::arithmetic::algorithm::bucket::Bucket;
 use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::algorithm::sliding_window::SlidingWindow;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::model::call::{Call, Holding, Outcome, Run};
 use crate::limiter::model::heartbeat::{Heartbeat, Reported};
 use crate::limiter::model::write_back::{Unknown, WriteBack};
-use crate::redis::tests::fleet::{Fleet, SECOND, granted, heartbeat, lost};
+use crate::redis::tests::fleet::{Fleet, SECOND, granted, heartbeat, lost, slots};
 use crate::redis::tests::{LEASE, START};
 
 /// Two replicas are silent until an instant, and the second one is never heard again. Returns the epochs before and behind that; the latter
@@ -225,6 +226,25 @@ fn a_short_limit_that_may_be_used_up_closes_for_its_window_and_takes_nothing_fro
     assert_eq!(*slot, Micros(START + opens + 4 * SECOND + 1));
     let left = fleet.store.inspect(&fleet.context(opens + 4 * SECOND + 1), &fleet.limiter_ref).available;
     assert_eq!(*left, [1000 - 40 - 2, 0]);
+}
+
+/// `40/2s`, one by one, beside `40000/1h`, whose pace for the time is 73 permits.
+#[test]
+fn what_a_long_limit_is_charged_with_closes_no_bucket_for_longer_than_it_takes_to_be_full() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let hour = Rule { rate: 40_000, window: Micros(3600 * SECOND), ..fleet.limiter_ref.rules[0].clone() };
+    let spaced = Rule {
+        rate: 40,
+        window: Micros(2 * SECOND),
+        kind: Kind::Bucket(Bucket { burst: 1 }),
+        ..hour.clone()
+    };
+    fleet.limiter_ref.rules = [hour, spaced].into();
+    let (_, second) = lose_the_second(&mut fleet, 1_700_000);
+    fleet.keep_alive(2_200_000, 3_000_000, second);
+    let answer = fleet.ask(3_000_000, second, 1);
+    // To the microsecond of a cell.
+    assert_eq!(slots(&answer), [2_200_000 + 2_000_000 - 1]);
 }
 
 #[test]
