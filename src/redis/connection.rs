@@ -359,9 +359,7 @@ impl PartConnection {
             };
             // A call whose connection broke may have been carried out: it is made once more under its number, by a new
             // connection, while the script is sure to remember it.
-            if !turn.may_be_repeated()
-                || !matches!(error, StoreError::Connection(_) | StoreError::NotPrimary(_))
-            {
+            if !turn.may_be_repeated() || !error.is_of_connection() {
                 return Err(error);
             }
             self.shared.metrics.called(op, StoreResult::Connection, started.elapsed());
@@ -456,10 +454,7 @@ impl PartConnection {
             Err(error) => {
                 // Only new connections reach a server that vanished without closing the old ones, or its successor.
                 let opens = self.part.health.failed(error);
-                let is_away = matches!(
-                    error,
-                    StoreError::Timeout(_) | StoreError::Connection(_) | StoreError::NotPrimary(_)
-                );
+                let is_away = matches!(error, StoreError::Timeout(_)) || error.is_of_connection();
                 if opens && !self.shared.connections.are_cluster() {
                     self.shared.connections.replace_all();
                 } else if opens || (op == StoreOp::Ping && is_away) {
@@ -488,12 +483,9 @@ impl PartConnection {
     fn failed(&self, owner: &&str, error: &RedisError) -> StoreError {
         if is_misplaced(error) {
             self.shared.connections.replace(owner);
-            let why = format!("{}: {}", self.shared.addresses, explain(error));
-            return if word(error) == "READONLY" {
-                StoreError::NotPrimary(why)
-            } else {
-                StoreError::Connection(why)
-            };
+            let kind =
+                if word(error) == "READONLY" { StoreError::NotPrimary } else { StoreError::Connection };
+            return kind(format!("{}: {}", self.shared.addresses, explain(error)));
         }
         if let Some(found) = error.detail().and_then(|detail| detail.find(UNREADABLE).map(|at| &detail[at..]))
         {

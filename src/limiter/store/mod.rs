@@ -64,6 +64,13 @@ pub enum StoreError {
     Malformed(&'static str),
 }
 
+impl StoreError {
+    /// Returns whether a call over another connection may do better.
+    pub fn is_of_connection(&self) -> bool {
+        matches!(self, StoreError::Connection(_) | StoreError::NotPrimary(_))
+    }
+}
+
 /// A failed call. It may still complete late.
 pub struct Failure<T = Answer> {
     /// The reason.

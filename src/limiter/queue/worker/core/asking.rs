@@ -8,7 +8,8 @@ use crate::limiter::queue::request::Arrival;
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::{Link, Terms};
 
-use super::{BookedCore, Refunds, Sent};
+use super::refunds::Refunds;
+use super::{BookedCore, Sent};
 use crate::limiter::queue::worker::common::return_locally;
 use crate::limiter::queue::worker::events::{Action, Context};
 

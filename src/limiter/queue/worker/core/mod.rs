@@ -39,6 +39,7 @@ mod ending;
 mod leaving;
 mod links;
 mod prefetching;
+mod refunds;
 mod refusing;
 mod serving;
 #[cfg(test)]
@@ -57,6 +58,7 @@ use crate::limiter::queue::request::{Arrival, Unusable};
 use crate::limiter::queue::slot::{Slot, Source};
 use crate::limiter::recovery::link::Link;
 use bursts::Bursts;
+use refunds::Refunds;
 
 /// How long after its deadline a request without a slot is refused: behind the last slot that it may still get.
 const REFUSAL_SLACK: Micros = Micros(DEADLINE_SLACK.0 + REFUSAL_MARGIN.0);
@@ -123,18 +125,6 @@ struct Owed {
     /// be lost with each late slot. So the whole cost queue is booked anew, at the pace at which this replica really sends: in the store,
     /// or in this replica's share.
     rebook: BTreeSet<Permits>,
-}
-
-/// Parts of used permits that are given back. Nothing moves a slot that was used, so those of an earlier epoch, too, stand where they were
-/// booked, as long as the store has kept its memory.
-///
-/// Invariant: they go with the generations of the last answer, which is of the same epoch, or of theirs. A store that has lost its memory
-/// meanwhile knows none of these, and takes nothing back: others' permits may stand there.
-#[derive(Clone, Default, PartialEq, Eq, Debug)]
-struct Refunds {
-    slots: VecDeque<(Slot, Permits)>,
-    /// The epoch of the last answer.
-    heard: u64,
 }
 
 /// The void slots, which the next call reschedules.

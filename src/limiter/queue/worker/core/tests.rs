@@ -17,9 +17,7 @@ use std::process::Command;
 use super::BookedCore;
 use crate::clock::{Clock, Micros, Moment};
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
-use crate::limiter::model::{
-    Answer, Call, Epoch, Flow, Limiter, OnStoreFailure, Outcome, Permits, Refusal, RetryDelay,
-};
+use crate::limiter::model::{Answer, Call, Epoch, Flow, Limiter, OnStoreFailure, Outcome, Permits, Refusal};
 use crate::limiter::queue::pause::Paused;
 use crate::limiter::queue::prefetch::{Batch, PrefetchSnapshot};
 use crate::limiter::queue::request::{Arrival, Asker, Holder, RequestId, Unusable};

@@ -1,6 +1,7 @@
 //! Service while the store is away: pauses, and changed limits.
 
 use super::*;
+use crate::limiter::model::RetryDelay;
 
 #[test]
 fn no_more_wait_for_the_end_of_a_pause_than_may_where_the_share_has_room() {
