@@ -188,7 +188,7 @@ local Recovery = setmetatable({ rare = function()
       if not is_known and now < at + matters_for then
         kept[#kept + 1], kept[#kept + 2], kept[#kept + 3] = is_lost, at, permits
       end
-      if now < at + whole_after then
+      if whole_after > 0 and now < at + whole_after then
         kept[#kept + 1], kept[#kept + 2], kept[#kept + 3] = CLOSED, at + whole_after, 0
       end
     end

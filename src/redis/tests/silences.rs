@@ -218,6 +218,10 @@ fn a_short_limit_that_may_be_used_up_closes_for_its_window_and_takes_nothing_fro
             Call { replica: 1, epoch: second, generations: vec![0], runs: vec![run], ..Call::default() };
         fleet.call(after, &Call { queue_slots_left: 100, ..call }).outcomes
     };
+    // However often it is asked.
+    for _ in 0..40 {
+        ask(&mut fleet, opens + SECOND, waits(0, 1));
+    }
     let refused = ask(&mut fleet, opens + SECOND, waits(SECOND, 1));
     let [(1, Outcome::TooFar(away))] = refused.as_slice() else { panic!("{refused:?}") };
     assert_eq!((away.delay, away.violated.limit), (Micros(3 * SECOND + 1), 1));
