@@ -10,7 +10,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use weir::config::model::{Cost, JsonPath, PauseRule, Retry};
+use weir::config::model::{Cost, JsonPath, PauseRule, Retry, Route};
 use weir::limiter::model::limit::Permits;
 use weir::proxy::Drained;
 
@@ -221,4 +221,44 @@ async fn a_body_decides_about_a_pause_although_its_retry_is_refused() {
     })
     .await;
     assert_eq!(up.requests(), 1);
+}
+
+/// Starts an upstream that answers `/free` and hangs up on all else, and a proxy with this rule for all else, and sends it one of each by
+/// one connection. Returns the second answer, and how often its request has arrived.
+async fn hung_up_on(adjust: impl FnOnce(&mut Route)) -> (String, usize) {
+    let up = scripted_upstream(|mut socket, up| async move {
+        while read_head(&mut socket).await.starts_with("GET /free ") {
+            socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+        }
+        up.note_request();
+    })
+    .await;
+    let mut adjusted = rule("/", &up);
+    adjust(&mut adjusted);
+    let weir = weir(vec![rule("/free", &up), adjusted]).await;
+    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n");
+    assert!(call(weir.address, &get("/free")).await.starts_with("HTTP/1.1 200"));
+    let answer = call(weir.address, &get("/")).await;
+    assert!(up.connections() > 0);
+    (answer, up.requests())
+}
+
+#[tokio::test]
+async fn a_request_that_was_sent_is_not_answered_as_refused() {
+    let (answer, sent) = hung_up_on(|rule| rule.limiters = vec![limiter("single")]).await;
+    assert!(answer.starts_with("HTTP/1.1 502") && !answer.contains("retry-after"), "{answer}");
+    assert_eq!(sent, 1);
+}
+
+#[tokio::test]
+async fn a_repetition_by_another_connection_is_one_of_the_attempts() {
+    for attempts in [2, 3] {
+        let on_status = vec![502];
+        let retry = Retry { attempts, on_connect: false, on_status, body_bytes_max: 0, budget_ppm: None };
+        let (answer, sent) = hung_up_on(|rule| rule.retry = Some(retry)).await;
+        assert!(answer.starts_with("HTTP/1.1 502"), "{answer}");
+        assert_eq!(sent, attempts as usize);
+    }
+    let (_, sent) = hung_up_on(|_| ()).await;
+    assert_eq!(sent, 2, "without `retry` a connection that may have been closed is replaced once");
 }

@@ -37,15 +37,17 @@ pub(super) async fn attempts(
     client: &Client,
     outgoing: &mut Outgoing,
     record: &mut Record,
-    mut retries: Retries<'_>,
+    retries: Retries<'_>,
 ) -> SendResult {
     outgoing.keeps_copy = true;
+    outgoing.repetitions_left = retries.repetitions();
     let mut sent = send(plan, client, outgoing, record).await;
     while outgoing.can_be_repeated()
-        && let Some(reason) = retries.take(sent.as_ref().map(|(response, _)| response.status()))
+        && let Some(reason) =
+            retries.take(&mut outgoing.repetitions_left, sent.as_ref().map(|(response, _)| response.status()))
     {
         if matches!(sent, Err(ProxyError::UpstreamConnect(_))) {
-            match pause(plan, client, outgoing, retries.pause()).await {
+            match pause(plan, client, outgoing, retries.pause(outgoing.repetitions_left)).await {
                 Ok(()) => {}
                 Err(ProxyError::ClientGone) => return Err(ProxyError::ClientGone),
                 Err(_) => break,

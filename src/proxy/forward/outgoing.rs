@@ -39,6 +39,9 @@ pub(crate) struct Outgoing {
     pub(crate) upload: Option<Arc<Upload>>,
     /// True if head and body are copied for another attempt.
     pub(crate) keeps_copy: bool,
+    /// How often it may be sent once more after it was sent or no connection was to be had. One that its route does not retry may be sent
+    /// once more where its connection turns out to be closed.
+    pub(crate) repetitions_left: u32,
     /// The view of a stream for the client, where weir asks for its usage, and not the client.
     pub(crate) without_usage: Option<Box<WithoutUsage>>,
     /// The work that the last response leaves.
@@ -79,6 +82,7 @@ impl Outgoing {
             ready: Ready::default(),
             upload: None,
             keeps_copy: false,
+            repetitions_left: 1,
             without_usage: None,
             feedback: Feedback::default(),
         }
@@ -87,6 +91,13 @@ impl Outgoing {
     /// Returns whether head and body can be sent in another attempt.
     pub(crate) fn can_be_repeated(&self) -> bool {
         self.head_state != HeadState::Gone && self.upload.as_ref().is_none_or(|upload| upload.is_whole())
+    }
+
+    /// Takes one of the repetitions that are left. Returns whether there was one.
+    pub(crate) fn take_repetition(&mut self) -> bool {
+        let left = self.repetitions_left.checked_sub(1);
+        self.repetitions_left = left.unwrap_or_default();
+        left.is_some()
     }
 
     /// Returns whether the request may arrive twice without harm.

@@ -40,7 +40,6 @@ fn sends_key(headers: &HeaderMap, flags: HeaderFlags, rule: &Route) -> bool {
 pub(crate) struct Retries<'route> {
     rule: &'route Retry,
     budget: &'route RetryBudget,
-    left: u32,
     /// The end of the wait of all attempts together, if it has one.
     deadline: Option<Instant>,
 }
@@ -53,7 +52,12 @@ impl<'route> Retries<'route> {
         wait: Option<Duration>,
     ) -> Retries<'route> {
         let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
-        Retries { rule, budget, left: rule.attempts - 1, deadline }
+        Retries { rule, budget, deadline }
+    }
+
+    /// Returns how often the request may be sent once more, by another connection in place of a closed one, too.
+    pub(crate) fn repetitions(&self) -> u32 {
+        self.rule.attempts - 1
     }
 
     /// Returns the rest of the wait.
@@ -61,21 +65,23 @@ impl<'route> Retries<'route> {
         self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Returns how long to wait before an attempt that takes no permit of its own: twice as long each time.
-    pub(crate) fn pause(&self) -> Duration {
-        let attempts = self.rule.attempts.saturating_sub(self.left + 2);
+    /// Returns how long to wait before an attempt that takes no permit of its own, with so many left: twice as long each time.
+    pub(crate) fn pause(&self, left: u32) -> Duration {
+        let attempts = self.rule.attempts.saturating_sub(left + 2);
         let pause = PAUSE_MIN.saturating_mul(2_u32.saturating_pow(attempts));
         pause.min(PAUSE_MAX).min(self.wait().max(PAUSE_MIN))
     }
 
-    /// Takes an attempt if the result of the last one calls for it and the route's budget has one. Returns the reason: `connect`, or the status that the client
-    /// would get.
-    pub(crate) fn take(&mut self, end: Result<StatusCode, &ProxyError>) -> Option<Cow<'static, str>> {
-        if self.left == 0 {
-            return None;
-        }
+    /// Takes one of the attempts that are left if the result of the last one calls for it and the route's budget has one. Returns the
+    /// reason: `connect`, or the status that the client would get.
+    pub(crate) fn take(
+        &self,
+        left: &mut u32,
+        end: Result<StatusCode, &ProxyError>,
+    ) -> Option<Cow<'static, str>> {
+        let rest = left.checked_sub(1)?;
         let reason = self.reason(end).filter(|_| self.rule.budget_ppm.is_none() || self.budget.take())?;
-        self.left -= 1;
+        *left = rest;
         Some(reason)
     }
 

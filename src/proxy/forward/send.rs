@@ -71,13 +71,24 @@ impl Doubts {
 }
 
 /// Sends the request and waits for the head of its response. Ends the attempt in the trace, whatever its result.
+///
+/// A request that has been sent is never answered as one that weir refused: where its repetition gets no permit, its failure stands.
 pub(crate) async fn send(
     plan: &Plan,
     client: &Client,
     outgoing: &mut Outgoing,
     record: &mut Record,
 ) -> SendResult {
-    deliver(plan, client, outgoing, record).await.inspect_err(|error| record.end_attempt(Err(error)))
+    let mut failed = None;
+    let sent = match (deliver(plan, client, outgoing, record, &mut failed).await, failed) {
+        (Err(ProxyError::Refused { refusal, .. }), Some(failed)) => {
+            record.permits_refused(refusal.limiter());
+            Err(failed)
+        }
+        (Err(ProxyError::UpstreamUnavailable { .. } | ProxyError::Draining), Some(failed)) => Err(failed),
+        (sent, _) => sent,
+    };
+    sent.inspect_err(|error| record.end_attempt(Err(error)))
 }
 
 /// Sends the request and waits for the head of its response.
@@ -85,8 +96,14 @@ pub(crate) async fn send(
 /// If nothing was written because the connection had been closed, the request is sent by another connection with the same permit.
 /// If the upstream closed the connection at that moment, or its response has more headers than this connection has room for, the
 /// request is repeated with another permit, provided that does no harm (RFC 9110, 9.2.2). It does none where an HTTP/2 upstream says that
-/// it has not processed the request (RFC 9113, 8.7).
-async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: &mut Record) -> SendResult {
+/// it has not processed the request (RFC 9113, 8.7). The failure that calls for it is left in `failed`.
+async fn deliver(
+    plan: &Plan,
+    client: &Client,
+    outgoing: &mut Outgoing,
+    record: &mut Record,
+    failed: &mut Option<ProxyError>,
+) -> SendResult {
     let upstream = &plan.route.upstream;
     let (mut freshness, mut lease) = match outgoing.ready.take()?.or_else(|| upstream.idle(plan.wanted())) {
         Some(lease) => (Freshness::MayBeStale, lease),
@@ -96,7 +113,6 @@ async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: 
         }
     };
     let mut unsent: Option<Box<Request<RequestBody>>> = None;
-    let mut is_repeated = false;
     loop {
         if let Err(error) = confirmed(plan, client, &mut outgoing.permit, record).await {
             outgoing.permit = None;
@@ -121,11 +137,13 @@ async fn deliver(plan: &Plan, client: &Client, outgoing: &mut Outgoing, record: 
                 return Ok((response, lease));
             }
             Err(SendError::Failed(error))
-                if may_be_repeated(outgoing, &error, doubts)
-                    && !std::mem::replace(&mut is_repeated, true) =>
+                if failed.is_none()
+                    && may_be_repeated(outgoing, &error, doubts)
+                    && outgoing.take_repetition() =>
             {
                 drop(spent);
-                record.end_attempt(Err(&ProxyError::UpstreamProtocol(error)));
+                let error = failed.insert(failure(error, outgoing.upload.as_deref()));
+                record.end_attempt(Err(error));
                 let wait_max = plan.wait_left(record.wait.total);
                 Box::pin(readmit(plan, client, outgoing, record, (wait_max, false))).await?;
                 // The request needs a connection of another kind than one that was made ready.
