@@ -156,7 +156,7 @@ impl PreparedReload {
     /// slots would miss them and recovery would not know their part of the store. A request that arrives between the two
     /// swaps takes an old route; it finds the new limits of a changed limiter, and a removed limiter, which lives as
     /// long as a route or a request holds it. The same is true of every request under way: it keeps the configuration
-    /// that it began with, but for its limits. What merely shows the configuration comes last, so that an answer never
+    /// that it began with, but for its limits and the values of the headers that its route sets. What merely shows the configuration comes last, so that an answer never
     /// names one that is not in force yet.
     pub(super) fn commit(self) {
         let PreparedReload { parts, limiters, proxy, loaded, changes } = self;

@@ -152,11 +152,12 @@ impl Proxy {
 
 impl PreparedProxy {
     /// Puts the configuration in force for all requests that begin from now on. Requests under way keep the routes and
-    /// upstreams that they began with.
+    /// upstreams that they began with, but for the values of the headers that these set.
     pub fn commit(self) {
         let PreparedProxy { shared, parts: Parts { table, upstreams } } = self;
         // First, so that the new limiters and the old routes are in force together for a moment only.
         shared.table.store(table.clone());
+        table.publish_set_headers();
         shared.builder.body_memory.resize(table.server().body_memory, &shared.builder.tasks);
         table.publish_metrics();
         let mut present = shared.upstreams.lock().unwrap_or_else(PoisonError::into_inner);

@@ -16,6 +16,7 @@ use crate::proxy::net::body_memory::BodyMemory;
 use crate::proxy::net::certificates::read;
 use crate::proxy::route::breaker::Breaker;
 use crate::proxy::route::callers::{Callers, Clients};
+use crate::proxy::route::set_headers::SetHeaders;
 use crate::proxy::route::table::{NO_ROUTE, Route, Table, no_trailers};
 use crate::proxy::upstream::key::{Key, Reach};
 use crate::proxy::upstream::upstream::Upstream;
@@ -64,8 +65,8 @@ impl Builder {
                 None => Arc::new(Upstream::new(&key, &self.reach, self.tasks.clone())?),
             };
             upstreams.insert(key, Arc::clone(&upstream));
-            let known = known.get(&*rule.name).filter(|known| Arc::ptr_eq(&known.upstream, &upstream));
-            routes.push(Arc::new(self.route(rule, upstream, limiters, &clients, known.copied())?));
+            let known = known.get(&*rule.name).copied();
+            routes.push(Arc::new(self.route(rule, upstream, limiters, &clients, known)?));
         }
         let tls = acceptor(config)?;
         let no_route = self.metrics.route(NO_ROUTE);
@@ -83,6 +84,8 @@ impl Builder {
         clients: &Arc<Clients>,
         known: Option<&Arc<Route>>,
     ) -> Result<Route, ProxyBuildError> {
+        let set_headers = SetHeaders::of(rule, known.map(|known| (&known.rule, &known.set_headers)));
+        let known = known.filter(|known| Arc::ptr_eq(&known.upstream, &upstream));
         let names: Vec<_> = rule.limiters.iter().map(|(name, _)| name.clone()).collect();
         let limiter_set = limiters.limiter_set(&names);
         let limiter_set = limiter_set
@@ -111,6 +114,7 @@ impl Builder {
             learned_outputs: learned_outputs.unwrap_or_default(),
             breaker,
             retry_budget,
+            set_headers,
             no_trailers,
             metrics,
             callers,

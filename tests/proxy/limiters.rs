@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::io::AsyncWriteExt;
@@ -15,7 +15,7 @@ use weir::limiter::model::limit::Permits;
 use weir::proxy::Drained;
 
 use crate::support::{
-    Weir, call, in_time, limiter, mirror, read_head, rule, scripted_upstream, upstream, weir,
+    Up, Weir, call, in_time, limiter, mirror, read_head, rule, scripted_upstream, upstream, weir,
 };
 
 #[tokio::test]
@@ -221,6 +221,33 @@ async fn a_body_decides_about_a_pause_although_its_retry_is_refused() {
     })
     .await;
     assert_eq!(up.requests(), 1);
+}
+
+#[tokio::test]
+async fn a_request_that_waits_over_a_reload_goes_out_with_the_renewed_credential() {
+    let (up, other) = (upstream(mirror).await, upstream(mirror).await);
+    let with_key = |up: &Up, key: &'static str| {
+        let mut rule = rule("/", up);
+        rule.limiters = vec![limiter("slow")];
+        rule.set_headers = vec![(HeaderName::from_static("x-key"), HeaderValue::from_static(key))];
+        vec![rule]
+    };
+    let weir = weir(with_key(&up, "one")).await;
+    let get = "GET / HTTP/1.1\r\nHost: weir\r\nConnection: close\r\n\r\n";
+    assert!(call(weir.address, get).await.contains("x-key: one\n"));
+    let waiting = tokio::spawn(call(weir.address, get));
+    in_time(async {
+        while weir.limiters.inspect().await[0].waiting < 1 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    weir.apply(with_key(&up, "two")).unwrap();
+    // The credential of another upstream is for that one alone.
+    weir.apply(with_key(&other, "three")).unwrap();
+    let answer = waiting.await.unwrap();
+    assert!(answer.contains("weir-wait-ms: ") && answer.contains("x-key: two\n"), "{answer}");
+    assert_eq!((up.requests(), other.requests()), (2, 0));
 }
 
 /// Starts an upstream that answers `/free` and hangs up on all else, and a proxy with this rule for all else, and sends it one of each by

@@ -123,8 +123,10 @@ async fn deliver(
         let spent = Spent::new(outgoing.permit.take());
         let doubts = Doubts { freshness, may_grow: lease.may_grow() };
         let keeps = doubts.keeps(&lease);
-        let request =
+        let mut request =
             unsent.take().map_or_else(|| prepare(plan, client, outgoing, record, keeps), |unsent| *unsent);
+        // It may have waited, also after it was prepared.
+        plan.route.set_headers.renew(&plan.route.rule, request.headers_mut());
         let sent_at = Instant::now();
         let sending = (sent_at, upstream.settings().timeouts.headers);
         match lease.send(request, outgoing.upload.clone(), sending).await {

@@ -15,4 +15,5 @@ pub(crate) mod query;
 pub(crate) mod retry_budget;
 pub(crate) mod rewrite;
 pub(crate) mod router;
+pub(crate) mod set_headers;
 pub(crate) mod table;

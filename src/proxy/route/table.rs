@@ -13,6 +13,7 @@ use super::callers::Callers;
 use super::learned_outputs::LearnedOutputs;
 use super::retry_budget::RetryBudget;
 use super::router::{Index, Mismatch, Target, mismatch};
+use super::set_headers::SetHeaders;
 use crate::config::model::{Clients, Config, Cost, KeyPart, Route as Rule, Server};
 use crate::limiter::LimiterSet;
 use crate::proxy::error::ProxyError;
@@ -43,6 +44,8 @@ pub(crate) struct Route {
     pub(crate) breaker: Option<Arc<Breaker>>,
     /// The retries that are left.
     pub(crate) retry_budget: Arc<RetryBudget>,
+    /// The present values of the headers that it sets.
+    pub(crate) set_headers: Arc<SetHeaders>,
     /// The headers that must not come as trailers, because the route reads, sets or removes them.
     pub(crate) no_trailers: Arc<[HeaderName]>,
     /// The metrics with the route's label.
@@ -157,6 +160,11 @@ impl Table {
     /// Returns the routes by their names.
     pub(crate) fn by_name(&self) -> HashMap<&str, &Arc<Route>> {
         self.routes.iter().map(|route| (&*route.rule.name, route)).collect()
+    }
+
+    /// Puts the values of the headers that the routes set in force, also for requests that wait by the routes of an earlier table.
+    pub(crate) fn publish_set_headers(&self) {
+        self.routes.iter().for_each(|route| route.set_headers.publish(&route.rule));
     }
 
     /// Returns the breakers, in the order of their routes, and brings their metrics up to date.
