@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use super::changes::Change;
 use super::load::{LoadError, Loaded};
-use super::model::{Config, STORE};
+use super::model::Config;
 use super::problem::Problem;
 use arc_swap::{ArcSwap, ArcSwapOption};
 
@@ -86,10 +86,7 @@ impl Handle {
     /// Records that a new configuration is in force, which differs in these keys from the one before. Returns the changed keys that need
     /// a restart.
     pub fn publish(&self, loaded: Loaded, changes: Vec<Change>) -> Vec<&'static str> {
-        let mut restart_needed = self.started.config.restart_needed(&loaded.config);
-        if loaded.has_other_store_files(&self.started) && !restart_needed.contains(&STORE) {
-            restart_needed.push(STORE);
-        }
+        let restart_needed = self.started.config.restart_needed(&loaded.config);
         let warnings = loaded.warnings.clone();
         self.running.store(Arc::new(loaded));
         let has_changed = !changes.is_empty();

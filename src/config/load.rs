@@ -47,8 +47,6 @@ struct Named {
     path: String,
     /// Its name, as it may be shown.
     name: String,
-    /// True if it is read at the start alone.
-    is_of_store: bool,
     /// The digest of its content.
     content: [u8; 32],
 }
@@ -81,14 +79,6 @@ impl Loaded {
             }
         }
         found
-    }
-
-    /// Returns whether a certificate or a private key of the store is another one than in the configuration of the start. It is read then alone.
-    pub(super) fn has_other_store_files(&self, started: &Loaded) -> bool {
-        let of_store = |loaded: &Loaded| -> Vec<Named> {
-            loaded.named.iter().filter(|named| named.is_of_store).cloned().collect()
-        };
-        of_store(self) != of_store(started)
     }
 
     /// Returns another configuration in the place of the file's, for the demo.
@@ -233,8 +223,7 @@ fn named(tree: &yaml::Node, config: &Config, content: impl Fn(&str) -> Option<[u
         let content = content(file.name)?;
         let path = file.path(|place| config.routes.get(place).map(|route| route.name.to_string()));
         let name = if file.is_hidden { "***" } else { file.name }.to_owned();
-        let is_of_store = file.owner == Owner::Store;
-        Some(Named { path, name, is_of_store, content })
+        Some(Named { path, name, content })
     };
     certificates.filter_map(with_content).collect()
 }

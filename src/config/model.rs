@@ -75,16 +75,13 @@ pub struct Config {
     pub hash: Arc<str>,
 }
 
-/// The key of the store.
-pub(super) const STORE: &str = "store";
-
 impl Config {
-    /// Returns the keys that differ in `new` and need a restart.
+    /// Returns the keys that differ in `new` and need a restart. The certificates and keys of the store need none: they are read for each connection.
     pub fn restart_needed(&self, new: &Config) -> Vec<&'static str> {
         let changed = [
             ("listen", self.listen != new.listen),
             ("admin.listen", self.admin.listen != new.admin.listen),
-            (STORE, self.store != new.store),
+            ("store", self.store != new.store),
         ];
         changed.into_iter().filter_map(|(key, differs)| differs.then_some(key)).collect()
     }

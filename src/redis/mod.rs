@@ -4,7 +4,8 @@
 //! - `connection`: calls within their deadlines. `repetition`: those that are made once more.
 //! - `script`: the Lua scripts, called by their hash. `arguments`: what each takes. `answers`: what each returns.
 //! - `keys`: the names of all keys.
-//! - `servers`: one server, behind sentinels, or a Cluster. `sentinels`: the primary that they name.
+//! - `servers`: one server, behind sentinels, or a Cluster. `sentinels`: the primary that they name. `clients`: their addresses and
+//!   certificates.
 //! - `pool`: connections, made and replaced. `exclusive`: those that one call has to itself.
 //! - `explain`: what an error means to an operator.
 //! - `announcements`: what other replicas publish.
@@ -16,6 +17,7 @@ mod announcements;
 mod answers;
 mod arguments;
 mod check;
+mod clients;
 mod connection;
 mod exclusive;
 mod explain;

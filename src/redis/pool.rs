@@ -56,7 +56,7 @@ impl Connections {
         transport: Arc<dyn Transport>,
         settings: &model::RedisStore,
     ) -> Result<Connections, RedisSetupError> {
-        Connections::to(Servers::over(transport, connect_timeout(settings.timeout)), settings)
+        Connections::to(Servers::over(transport, connect_timeout(settings.timeout))?, settings)
     }
 
     fn to(servers: Servers, settings: &model::RedisStore) -> Result<Connections, RedisSetupError> {

@@ -9,12 +9,12 @@ use futures_util::stream::FuturesUnordered;
 use redis::aio::{MultiplexedConnection, PubSub};
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, IntoConnectionInfo, RedisConnectionInfo,
-    RedisError, ServerErrorKind, TlsCertificates,
+    RedisError, ServerErrorKind,
 };
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{Instant, interval, timeout, timeout_at};
 
-use super::setup_error::RedisSetupError;
+use super::clients::Clients;
 use super::sockets::tcp_settings;
 use crate::config::model::{RedisNode, RedisSentinels};
 
@@ -39,7 +39,7 @@ pub(super) struct Sentinels {
     master: String,
     /// The user and the database on the server.
     user: RedisConnectionInfo,
-    certificates: Option<TlsCertificates>,
+    clients: Arc<Clients>,
     is_encrypted: bool,
     /// How long a sentinel may take to answer.
     patience: Duration,
@@ -50,19 +50,18 @@ pub(super) struct Sentinels {
 
 /// One sentinel, and the connection to it.
 struct Sentinel {
-    client: Client,
+    node: RedisNode,
     kept: AsyncMutex<Option<MultiplexedConnection>>,
 }
 
 impl Sentinels {
-    /// Returns the sentinels, which are not asked yet. `client` makes the client of a node.
+    /// Returns the sentinels, which are not asked yet.
     pub(super) fn new(
         settings: &RedisSentinels,
-        certificates: Option<&TlsCertificates>,
+        clients: Arc<Clients>,
         patience: Duration,
         era: Arc<watch::Sender<u64>>,
-        client: impl Fn(&RedisNode) -> Result<Client, RedisSetupError>,
-    ) -> Result<Sentinels, RedisSetupError> {
+    ) -> Sentinels {
         let RedisSentinels { nodes, master, username, password, database } = settings;
         let mut user = RedisConnectionInfo::default().set_skip_set_lib_name().set_db(i64::from(*database));
         if let Some(username) = username {
@@ -72,20 +71,17 @@ impl Sentinels {
             user = user.set_password(password.reveal());
         }
         let is_encrypted = nodes.iter().any(|node| node.url.reveal().starts_with("rediss:"));
-        let nodes = nodes.iter().map(|node| {
-            let client = client(node)?;
-            Ok(Sentinel { client, kept: AsyncMutex::default() })
-        });
-        Ok(Sentinels {
-            nodes: nodes.collect::<Result<_, RedisSetupError>>()?,
+        let nodes = nodes.iter().map(|node| Sentinel { node: node.clone(), kept: AsyncMutex::default() });
+        Sentinels {
+            nodes: nodes.collect(),
             master: master.clone(),
             user,
-            certificates: certificates.cloned(),
+            clients,
             is_encrypted,
             patience,
             known: Mutex::default(),
             era,
-        })
+        }
     }
 
     /// Asks for the primary, and returns a client for it.
@@ -98,10 +94,7 @@ impl Sentinels {
         };
         let info = address.into_connection_info()?.set_redis_settings(self.user.clone());
         let info = info.set_tcp_settings(tcp_settings());
-        match &self.certificates {
-            Some(certificates) => Client::build_with_tls(info, certificates.clone()),
-            None => Client::open(info),
-        }
+        self.clients.to(info).await
     }
 
     /// Begins another era as soon as the sentinels name another primary. Never returns.
@@ -134,7 +127,8 @@ impl Sentinels {
     async fn subscribe(&self, turn: usize) -> Option<PubSub> {
         let sentinel = self.nodes.get(turn % self.nodes.len())?;
         let subscribe = async {
-            let mut subscription = sentinel.client.get_async_pubsub().await.ok()?;
+            let mut subscription =
+                self.clients.of(&sentinel.node).await.ok()?.get_async_pubsub().await.ok()?;
             subscription.subscribe(SWITCHED).await.ok()?;
             Some(subscription)
         };
@@ -191,7 +185,8 @@ impl Sentinels {
             let config = AsyncConnectionConfig::new()
                 .set_connection_timeout(Some(self.patience))
                 .set_response_timeout(Some(self.patience));
-            *kept = Some(sentinel.client.get_multiplexed_async_connection_with_config(&config).await?);
+            let client = self.clients.of(&sentinel.node).await?;
+            *kept = Some(client.get_multiplexed_async_connection_with_config(&config).await?);
         }
         let Some(connection) = kept else { return Err(unknown("no connection")) };
         let mut both = redis::pipe();
@@ -240,7 +235,7 @@ fn unknown(why: &'static str) -> RedisError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::model::Secret;
+    use crate::config::model::{RedisTls, Secret};
 
     fn primary(failover: u64, host: &str) -> Primary {
         Primary { failover, host: host.to_owned(), port: 6379 }
@@ -297,8 +292,8 @@ mod tests {
             password: None,
             database: 0,
         };
-        let client = |node: &RedisNode| Ok(Client::open(node.url.reveal()).unwrap());
-        Sentinels::new(&settings, None, PATIENCE, Arc::default(), client).unwrap()
+        let clients = Arc::new(Clients::new(&RedisTls::default()).unwrap());
+        Sentinels::new(&settings, clients, PATIENCE, Arc::default())
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::future::pending;
 use std::io;
-use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,14 +13,15 @@ use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo,
-    Pipeline, RedisConnectionInfo, RedisError, RedisFuture, ServerErrorKind, TlsCertificates, Value,
+    AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisConnectionInfo, RedisError, RedisFuture,
+    ServerErrorKind, TlsCertificates, Value,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::time::{Duration, sleep, timeout};
 use tokio_util::task::TaskTracker;
 
+use super::clients::{Clients, address_of};
 use super::explain::unfit;
 use super::sentinels::Sentinels;
 use super::setup_error::RedisSetupError;
@@ -58,6 +58,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 /// Makes connections.
 pub(super) struct Servers {
     place: Place,
+    clients: Arc<Clients>,
     config: AsyncConnectionConfig,
     /// How long a connection is awaited before another one is begun beside it.
     patience: Duration,
@@ -66,7 +67,7 @@ pub(super) struct Servers {
 }
 
 enum Place {
-    One(Client),
+    One(RedisNode),
     Over {
         transport: Arc<dyn Transport>,
         /// The tasks that drive connections; each ends with its connection.
@@ -74,64 +75,60 @@ enum Place {
     },
     Sentinel(Box<Sentinels>),
     Cluster {
-        cluster: Box<ClusterClient>,
-        /// The clients for announcements, which every node passes on.
-        nodes: Vec<Client>,
+        /// Some nodes. Every one passes announcements on.
+        nodes: Vec<RedisNode>,
         first: AtomicUsize,
+        connect_timeout: Duration,
     },
 }
 
 impl Servers {
     pub(super) fn new(settings: &RedisStore, connect_timeout: Duration) -> Result<Servers, RedisSetupError> {
-        let certificates = certificates(&settings.tls)?;
+        let clients = Arc::new(Clients::new(&settings.tls)?);
         let era = Arc::new(watch::Sender::new(0));
+        let usable =
+            |node: &RedisNode| address_of(node).map(drop).map_err(|error| unusable(&node.address, &error));
         let place = match &settings.servers {
-            RedisServers::One(node) => Place::One(client(node, certificates.as_ref())?),
+            RedisServers::One(node) => {
+                usable(node)?;
+                Place::One(node.clone())
+            }
             RedisServers::Sentinel(sentinels) => {
-                let made = |node: &RedisNode| client(node, certificates.as_ref());
+                sentinels.nodes.iter().try_for_each(usable)?;
                 let patience = connect_timeout / ASKED_PART;
-                let sentinels =
-                    Sentinels::new(sentinels, certificates.as_ref(), patience, era.clone(), made)?;
+                let sentinels = Sentinels::new(sentinels, Arc::clone(&clients), patience, era.clone());
                 Place::Sentinel(Box::new(sentinels))
             }
             RedisServers::Cluster(nodes) => {
-                let clients = nodes.iter().map(|node| client(node, certificates.as_ref()));
-                let urls: Vec<&str> = nodes.iter().map(|node| node.url.reveal()).collect();
-                let mut builder = ClusterClientBuilder::new(urls)
-                    .connection_timeout(connect_timeout)
-                    // The store keeps the deadline of a call. This timeout is for the client library's own requests: calls wait
-                    // for their answers, so a node that stands still would delay all calls.
-                    .response_timeout(connect_timeout)
-                    .tcp_settings(tcp_settings())
-                    .overall_response_timeout(None)
-                    .retries(CLUSTER_RETRIES)
-                    .min_retry_wait(CLUSTER_RETRY_MIN)
-                    .max_retry_wait(CLUSTER_RETRY_MAX);
-                if let Some(certificates) = &certificates {
-                    builder = builder.certs(certificates.clone());
-                }
-                let cluster =
-                    builder.build().map_err(|error| unusable(&settings.servers.addresses(), &error))?;
-                Place::Cluster {
-                    cluster: Box::new(cluster),
-                    nodes: clients.collect::<Result<_, _>>()?,
-                    first: AtomicUsize::new(0),
-                }
+                nodes.iter().try_for_each(usable)?;
+                cluster(nodes, None, connect_timeout)
+                    .map_err(|error| unusable(&settings.servers.addresses(), &error))?;
+                Place::Cluster { nodes: nodes.clone(), first: AtomicUsize::new(0), connect_timeout }
             }
         };
-        Ok(Servers::at(place, connect_timeout, era))
+        Ok(Servers::at(place, clients, connect_timeout, era))
     }
 
     /// Returns one server that is reached over `transport`.
-    pub(super) fn over(transport: Arc<dyn Transport>, connect_timeout: Duration) -> Servers {
-        Servers::at(Place::Over { transport, drivers: TaskTracker::new() }, connect_timeout, Arc::default())
+    pub(super) fn over(
+        transport: Arc<dyn Transport>,
+        connect_timeout: Duration,
+    ) -> Result<Servers, RedisSetupError> {
+        let clients = Arc::new(Clients::new(&RedisTls::default())?);
+        let place = Place::Over { transport, drivers: TaskTracker::new() };
+        Ok(Servers::at(place, clients, connect_timeout, Arc::default()))
     }
 
-    fn at(place: Place, connect_timeout: Duration, era: Arc<watch::Sender<u64>>) -> Servers {
+    fn at(
+        place: Place,
+        clients: Arc<Clients>,
+        connect_timeout: Duration,
+        era: Arc<watch::Sender<u64>>,
+    ) -> Servers {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(connect_timeout))
             .set_response_timeout(None);
-        Servers { place, config, patience: connect_timeout / AGAIN_PART, era }
+        Servers { place, clients, config, patience: connect_timeout / AGAIN_PART, era }
     }
 
     /// Returns whether the servers are the nodes of a Cluster.
@@ -175,14 +172,14 @@ impl Servers {
 
     async fn subscribe(&self) -> Result<PubSub, RedisError> {
         match &self.place {
-            Place::One(client) => client.get_async_pubsub().await,
+            Place::One(node) => self.clients.of(node).await?.get_async_pubsub().await,
             Place::Over { transport, .. } => {
                 PubSub::new(&RedisConnectionInfo::default(), transport.open().await?).await
             }
             Place::Sentinel(sentinels) => sentinels.primary().await?.get_async_pubsub().await,
             Place::Cluster { nodes, first, .. } => {
                 first.fetch_add(1, Ordering::Relaxed);
-                pick(nodes, first).get_async_pubsub().await
+                self.clients.of(pick(nodes, first)).await?.get_async_pubsub().await
             }
         }
     }
@@ -219,7 +216,8 @@ impl Servers {
 
     async fn connect(&self) -> Result<Wire, RedisError> {
         match &self.place {
-            Place::One(client) => {
+            Place::One(node) => {
+                let client = self.clients.of(node).await?;
                 client.get_multiplexed_async_connection_with_config(&self.config).await.map(Wire::Server)
             }
             Place::Over { transport, drivers } => {
@@ -234,7 +232,10 @@ impl Servers {
                 let client = sentinels.primary().await?;
                 client.get_multiplexed_async_connection_with_config(&self.config).await.map(Wire::Server)
             }
-            Place::Cluster { cluster, .. } => cluster.get_async_connection().await.map(Wire::Cluster),
+            Place::Cluster { nodes, connect_timeout, .. } => {
+                let cluster = cluster(nodes, self.clients.certificates().await, *connect_timeout)?;
+                cluster.get_async_connection().await.map(Wire::Cluster)
+            }
         }
     }
 }
@@ -340,36 +341,26 @@ fn unusable(address: &str, error: &RedisError) -> RedisSetupError {
     RedisSetupError::Address(format!("cannot use {address}: {}", error.category()))
 }
 
-/// Returns a node's address and user. The client library does not introduce itself (`CLIENT SETINFO`): the user would need a right for
-/// it on some servers, and without it each connection would be in the server's log of denied calls.
-fn address_of(node: &RedisNode) -> Result<ConnectionInfo, RedisError> {
-    let info = node.url.reveal().into_connection_info()?;
-    let user = info.redis_settings().clone().set_skip_set_lib_name();
-    Ok(info.set_redis_settings(user).set_tcp_settings(tcp_settings()))
-}
-
-fn client(node: &RedisNode, certificates: Option<&TlsCertificates>) -> Result<Client, RedisSetupError> {
-    let address = address_of(node).map_err(|error| unusable(&node.address, &error))?;
+fn cluster(
+    nodes: &[RedisNode],
+    certificates: Option<TlsCertificates>,
+    connect_timeout: Duration,
+) -> Result<ClusterClient, RedisError> {
+    let urls: Vec<&str> = nodes.iter().map(|node| node.url.reveal()).collect();
+    let builder = ClusterClientBuilder::new(urls)
+        .connection_timeout(connect_timeout)
+        // The store keeps the deadline of a call. This timeout is for the client library's own requests: calls wait
+        // for their answers, so a node that stands still would delay all calls.
+        .response_timeout(connect_timeout)
+        .tcp_settings(tcp_settings())
+        .overall_response_timeout(None)
+        .retries(CLUSTER_RETRIES)
+        .min_retry_wait(CLUSTER_RETRY_MIN)
+        .max_retry_wait(CLUSTER_RETRY_MAX);
     match certificates {
-        Some(certificates) => Client::build_with_tls(address, certificates.clone())
-            .map_err(|error| RedisSetupError::Tls(error.category().to_owned())),
-        None => Client::open(address).map_err(|error| unusable(&node.address, &error)),
+        Some(certificates) => builder.certs(certificates).build(),
+        None => builder.build(),
     }
-}
-
-fn certificates(files: &RedisTls) -> Result<Option<TlsCertificates>, RedisSetupError> {
-    if *files == RedisTls::default() {
-        return Ok(None);
-    }
-    let read = |path: &Path| {
-        std::fs::read(path).map_err(|error| RedisSetupError::File { path: path.display().to_string(), error })
-    };
-    let root_cert = files.ca.as_deref().map(read).transpose()?;
-    let client_tls = match &files.identity {
-        Some((cert, key)) => Some(ClientTlsConfig { client_cert: read(cert)?, client_key: read(key)? }),
-        None => None,
-    };
-    Ok(Some(TlsCertificates { client_tls, root_cert }))
 }
 
 #[cfg(test)]
