@@ -1564,6 +1564,28 @@ fn a_pattern_in_a_path_is_warned_of() {
 }
 
 #[test]
+fn callers_of_a_share_that_are_no_clients_are_warned_of() {
+    let shared = |share: &str| {
+        let limiter = format!("{{limits: [10/1s], queue: {{timeout: 5s}}, share: {share}}}");
+        let clients = "clients: {billing: {tokens: [a]}, web: {tokens: [b]}}\n";
+        let yaml = example(&format!("{clients}limiters:\n  a: {limiter}\nROUTES    limiter: a\n"));
+        let loaded = Place::new().load(yaml).unwrap();
+        loaded.warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let [warning] = &shared("{by: client, weights: {bill: 3, web: 2}}")[..] else { panic!() };
+    assert!(warning.ends_with("limiters.a.share.weights.bill: no client is named \"bill\""), "{warning}");
+    let [warning] =
+        &shared("{by: client, classes: [{name: i, of: [webb]}, {name: j}], weights: {bill: 3}}")[..]
+    else {
+        panic!()
+    };
+    let expected = "classes[0].of[0]: no client is named \"webb\", and 1 further values name none";
+    assert!(warning.ends_with(expected), "{warning}");
+    assert!(shared("{by: client, weights: {billing: 3}}").is_empty());
+    assert!(shared("{by: 'header:x-team', weights: {bill: 3}}").is_empty());
+}
+
+#[test]
 fn overrides_for_unknown_clients_are_warned_of() {
     let named = "{acme: [1/s], x: [1/s], y: [1/s], z: [1/s], v: [1/s]}";
     let loaded = Place::new().load(overriding("client", named)).unwrap();

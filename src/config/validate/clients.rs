@@ -1,5 +1,6 @@
 //! `clients`: names, tokens and certificates of the applications that may call.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::check::Check;
@@ -34,6 +35,22 @@ pub(super) fn clients(
         }
     }
     Some(Arc::new(clients))
+}
+
+/// Warns of names that no client has, once, because there may be many.
+pub(super) fn warn_of_strangers<'a>(
+    check: &mut Check<'_>,
+    clients: Option<&HashSet<&str>>,
+    named: impl Iterator<Item = (&'a str, At<'a>)>,
+) {
+    let Some(clients) = clients else { return };
+    let mut strangers = named.filter(|(name, _)| !clients.contains(name));
+    let Some((first, at)) = strangers.next() else { return };
+    let further = match strangers.count() {
+        0 => String::new(),
+        further => format!(", and {further} further values name none"),
+    };
+    check.warn(&at, format!("no client is named {}{further}", quoted(first)));
 }
 
 fn one(check: &mut Check<'_>, name: &str, client: &Given<'_, schema::Client>, clients: &mut Clients) {

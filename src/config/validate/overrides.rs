@@ -10,6 +10,7 @@ use std::time::Duration;
 use sha2::Digest;
 
 use super::check::Check;
+use super::clients::warn_of_strangers;
 use super::limit::{limits, misfit};
 use super::place::{At, Given, key};
 use super::share::is_less_than_a_permit;
@@ -146,7 +147,7 @@ fn named(
     }
     let mut first_of: HashMap<Partition, &str> = HashMap::with_capacity(count);
     let mut overrides = Vec::with_capacity(count);
-    let mut strangers: Vec<(&str, At<'_>)> = Vec::new();
+    let mut named: Vec<(&str, At<'_>)> = Vec::new();
     let mut is_sound = true;
     for (value, own) in given.entries() {
         let checked = one(check, value, &own, rules);
@@ -156,20 +157,11 @@ fn named(
             check.problem_of_key(&own.at, format!("is the same value of the key as {}", quoted(first)));
             is_sound = false;
         }
-        let is_stranger = rules.clients.is_some_and(|clients| !clients.contains(value));
-        if is_stranger && rules.part() == Some(&KeyPart::Client) {
-            strangers.push((value, own.at));
-        }
+        named.push((value, own.at));
         overrides.push(checked);
     }
-    // One warning, because a file may name many.
-    if let Some((first, at)) = strangers.first() {
-        let further = match strangers.len() - 1 {
-            0 => String::new(),
-            further => format!(", and {further} further values name none"),
-        };
-        check.warn(at, format!("no client is named {}{further}", quoted(first)));
-    }
+    let clients = rules.clients.filter(|_| rules.part() == Some(&KeyPart::Client));
+    warn_of_strangers(check, clients, named.into_iter());
     is_sound.then_some(overrides)
 }
 

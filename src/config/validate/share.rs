@@ -7,6 +7,7 @@ use std::time::Duration;
 use http::HeaderName;
 
 use super::check::{Check, DAY, MILLISECOND, NAME_EXPECTED};
+use super::clients::warn_of_strangers;
 use super::place::{At, Given, all, key};
 use crate::config::model::{JsonPath, KeyPart};
 use crate::config::problem::quoted;
@@ -65,6 +66,8 @@ pub(super) fn share(
         return check.refuse_key(&given.at, "only with `queue`: those who wait go by their shares");
     }
     let by = by(check, &key!(given.by), clients.is_some());
+    let is_client = by.as_ref().and_then(|by| by.first()) == Some(&By::Part(KeyPart::Client));
+    warn_of_strangers(check, clients.filter(|_| is_client), callers(&given));
     let ahead = check.bounded(&key!(given.ahead), AHEAD, AHEAD_MIN..=AHEAD_MAX);
     let classes = classes(check, &given, limits, queue);
     let members = members(check, &given);
@@ -232,6 +235,15 @@ fn names(
     let clients = clients.filter(|_| is_client).into_iter().flatten().copied();
     let named = named.chain(clients).map(|name| (Flow::member_of(name), name.into()));
     named.chain([(Flow::of(&[None]).member, "none".into())]).collect()
+}
+
+/// Returns the callers that the file names, with their places; none whose name may be a secret.
+fn callers<'a>(given: &Given<'a, Written>) -> impl Iterator<Item = (&'a str, At<'a>)> {
+    let of = key!(given.classes).items().flat_map(|class| key!(class.of).items().collect::<Vec<_>>());
+    let of = of.filter(|value| !value.at.is_interpolated()).map(|value| (value.value.as_str(), value.at));
+    let weights = key!(given.weights).get().into_iter();
+    let weights = weights.flat_map(|list| list.entries().collect::<Vec<_>>());
+    of.chain(weights.map(|(name, weight)| (name, weight.at)))
 }
 
 /// Returns the callers that have a class or a weight of their own.
