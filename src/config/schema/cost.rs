@@ -87,7 +87,7 @@ pub(crate) struct Settle {
     #[schemars(extend("examples" = [true]))]
     pub(crate) refund: Option<bool>,
     /// Asks a stream for its usage where its caller does not, as OpenAI's chat completions need it, and hides the event that tells it alone
-    /// from that caller: the request's JSON body gets `stream_options: {include_usage: true}`. `true` for `tokens: openai`, else `false`.
+    /// from that caller: the request's JSON body gets `stream_options: {include_usage: true}`, where its path ends with `/completions`. `true` for `tokens: openai`, else `false`.
     #[schemars(extend("examples" = [false]))]
     pub(crate) include_usage: Option<bool>,
 }

@@ -25,7 +25,8 @@ pub(crate) struct Limit {
     #[schemars(extend("examples" = ["token_bucket"]))]
     pub(crate) algorithm: Option<Algorithm>,
     /// For `sliding_window`: the number of distinct instants kept in a window, 1 to 65536. Up to that many permits the
-    /// window is exact. Beyond it, instants are rounded to `per / precision`, always to the safe side. Default `256`.
+    /// window is exact. Beyond it, instants are rounded to `per / precision`, always to the safe side. All instants are read and written with
+    /// each call: with some 14000 a call takes Redis 3 ms and writes 160 KB, so stay below 4096 where many calls come. Default `256`.
     #[schemars(range(min = 1, max = 65_536), extend("examples" = [1000]))]
     pub(crate) precision: Option<i64>,
     /// For `token_bucket`: the most permits at once, 1 to 1000000000. An empty bucket must be full again within 366d.
@@ -33,7 +34,7 @@ pub(crate) struct Limit {
     #[schemars(range(min = 1, max = 1_000_000_000), extend("examples" = [40]))]
     pub(crate) burst: Option<i64>,
     /// For `fixed_window`: the time zone in which its days begin, a name of the tz database such as `Asia/Shanghai`.
-    /// Default `UTC`.
+    /// Its rules are those that this version of weir has, whatever the host's. Default `UTC`.
     #[schemars(extend("examples" = ["Asia/Shanghai"]))]
     pub(crate) timezone: Option<String>,
     /// For `warm_up`, which needs it: the idle time after which the limit is cold, 1ms to 1d.
