@@ -17,13 +17,21 @@ use crate::limiter::queue::worker::events::Action;
 
 impl BookedCore {
     /// Refuses the requests that cost more than the limits, after a change, can ever hold.
+    ///
+    /// The store gives a place to every void permit, also to those that come back with the call that brings the change. So the slots behind
+    /// those of the refused are booked anew with that call: their places would lie behind room that nobody uses.
     pub(super) fn refuse_too_costly(&mut self, out: &mut Vec<Action>) {
         let (cost_max, too_costly) = (self.limits.cost_max(), &self.limits.too_costly);
+        let mut has_refused = false;
         for (cost, queue) in self.cost_queues.range_mut((Bound::Excluded(cost_max), Bound::Unbounded)) {
             let refused = queue.take_waiters().into_iter();
+            has_refused |= refused.len() > 0;
             out.extend(refused.map(|waiter| {
                 Action::Refuse(Asker::Request(waiter.request), (*cost).into(), too_costly.clone())
             }));
+        }
+        if has_refused {
+            self.owed.rebook.extend(self.cost_queues.range(..=cost_max).map(|(cost, _)| *cost));
         }
         self.arrivals.list.retain(|arrival| {
             let fits = arrival.cost() <= cost_max;

@@ -9,6 +9,7 @@ mod leaving;
 mod moves;
 mod refunds;
 mod share;
+mod too_costly;
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
