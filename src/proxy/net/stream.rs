@@ -33,16 +33,6 @@ const KEEPALIVE_RETRIES: u32 = 4;
 pub(crate) struct Stream {
     read: OwnedReadHalf,
     write: Arc<OwnedWriteHalf>,
-    hang_up: HangUp,
-}
-
-/// What a write meets behind which the peer has closed the connection.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum HangUp {
-    /// An error.
-    Fails,
-    /// Nothing: the bytes are dropped, and the next read tells.
-    IsRead,
 }
 
 impl Stream {
@@ -60,13 +50,7 @@ impl Stream {
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
         let _ = write_timeout;
         let (read, write) = tcp.into_split();
-        Stream { read, write: Arc::new(write), hang_up: HangUp::Fails }
-    }
-
-    /// Lets reads alone tell that the peer has hung up. A server may answer an upload early and close the connection at once: its answer
-    /// has arrived then, and hyper would not read it behind a failed write.
-    pub(crate) fn told_by_reads(self) -> Stream {
-        Stream { hang_up: HangUp::IsRead, ..self }
+        Stream { read, write: Arc::new(write) }
     }
 
     /// Returns a view of the peer that does not keep the stream open.
@@ -91,11 +75,9 @@ impl Stream {
         is_silent(self.read.as_ref())
     }
 
-    /// Writes as many of `length` bytes as the kernel takes.
     fn poll_try(
         &self,
         context: &mut Context<'_>,
-        length: usize,
         write: impl Fn(&TcpStream) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
         let tcp: &TcpStream = (*self.write).as_ref();
@@ -104,9 +86,6 @@ impl Stream {
             match write(tcp) {
                 // The attempt has cleared the readiness, so the next round waits.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) if self.hang_up == HangUp::IsRead && is_hang_up(&error) => {
-                    return Poll::Ready(Ok(length));
-                }
                 result => return Poll::Ready(result),
             }
         }
@@ -132,7 +111,7 @@ impl AsyncRead for Stream {
 
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_try(context, bytes.len(), |tcp| tcp.try_write(bytes))
+        self.poll_try(context, |tcp| tcp.try_write(bytes))
     }
 
     fn poll_write_vectored(
@@ -144,16 +123,16 @@ impl AsyncWrite for Stream {
         let length: usize = pieces.iter().map(|piece| piece.len()).sum();
         let mut joined = [0; JOINED_MAX];
         match pieces {
-            [piece] => self.poll_try(context, length, |tcp| tcp.try_write(piece)),
+            [piece] => self.poll_try(context, |tcp| tcp.try_write(piece)),
             _ if length <= JOINED_MAX => {
                 let mut filled = 0;
                 for piece in pieces {
                     joined[filled..filled + piece.len()].copy_from_slice(piece);
                     filled += piece.len();
                 }
-                self.poll_try(context, length, |tcp| tcp.try_write(&joined[..filled]))
+                self.poll_try(context, |tcp| tcp.try_write(&joined[..filled]))
             }
-            _ => self.poll_try(context, length, |tcp| tcp.try_write_vectored(pieces)),
+            _ => self.poll_try(context, |tcp| tcp.try_write_vectored(pieces)),
         }
     }
 
@@ -172,11 +151,6 @@ impl AsyncWrite for Stream {
             _ => Poll::Ready(Ok(())),
         }
     }
-}
-
-/// Returns whether a write failed because the peer has closed the connection.
-fn is_hang_up(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
 /// Returns whether the kernel has neither bytes of the peer nor its end right now.
@@ -219,7 +193,7 @@ impl Probe {
 mod tests {
     use std::time::Duration;
 
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::AsyncWriteExt;
     use tokio::net::{TcpListener, TcpStream};
     use tokio::time::timeout;
 
@@ -250,22 +224,5 @@ mod tests {
         assert!(!probe.is_idle());
         drop(stream);
         assert!(!probe.is_idle());
-    }
-
-    #[tokio::test]
-    async fn an_answer_is_read_whose_peer_has_hung_up_on_what_was_sent() {
-        let (mut peer, stream) = pair().await;
-        let mut stream = stream.told_by_reads();
-        stream.write_all(b"a body that nobody reads").await.unwrap();
-        peer.readable().await.unwrap();
-        peer.write_all(b"answer").await.unwrap();
-        drop(peer);
-        stream.probe().closed().await;
-        for piece in [b"more", b"even"] {
-            stream.write_all(piece).await.unwrap();
-        }
-        let mut answer = [0; 6];
-        stream.read_exact(&mut answer).await.unwrap();
-        assert_eq!(&answer, b"answer");
     }
 }

@@ -103,7 +103,7 @@ impl Connector {
             progress.begin(Stage::Tunnel);
             outbound.open(&mut tcp).await?;
         }
-        let stream = Stream::new(tcp, self.write_timeout).told_by_reads();
+        let stream = Stream::new(tcp, self.write_timeout);
         let probe = stream.probe();
         let Some(tls) = &self.tls else {
             progress.begin(Stage::Http);
