@@ -237,12 +237,8 @@ fn a_short_limit_that_may_be_used_up_closes_for_its_window_and_takes_nothing_fro
 fn what_a_long_limit_is_charged_with_closes_no_bucket_for_longer_than_it_takes_to_be_full() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let hour = Rule { rate: 40_000, window: Micros(3600 * SECOND), ..fleet.limiter_ref.rules[0].clone() };
-    let spaced = Rule {
-        rate: 40,
-        window: Micros(2 * SECOND),
-        kind: Kind::Bucket(Bucket { burst: 1 }),
-        ..hour.clone()
-    };
+    let spaced =
+        Rule { rate: 40, window: Micros(2 * SECOND), kind: Kind::Bucket(Bucket { burst: 1 }), ..hour };
     fleet.limiter_ref.rules = [hour, spaced].into();
     let (_, second) = lose_the_second(&mut fleet, 1_700_000);
     fleet.keep_alive(2_200_000, 3_000_000, second);
