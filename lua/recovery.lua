@@ -1,15 +1,12 @@
 -- recovery.lua: brings a state through a doubt of the server's memory, or of what was granted without it.
 --
--- A state has `doubts`: { whether memory was lost (1) or the server was away (0), the instant of the charge or 0, its permits, ... }. One of
--- kind 2 charges nothing: nothing is booked before its instant.
+-- A state has `doubts`: { whether memory was lost (1) or the server was away (0), the instant of the charge or 0, its permits, ... }. One
+-- that is `State.CLOSED` in place of these charges nothing: nothing is booked before its instant.
 -- When the epoch is open, a doubt is either resolved, because all members have reported, or charged: with all that they can have been
 -- granted and not reported, at the opening. No earlier use of theirs is seen for longer. A late report resolves it still. What others
 -- keep copies of (copies.lua) is charged where it was granted, so that only the rest is charged at the opening.
 
 local Recovery = setmetatable({ rare = function()
-  -- The kind of a doubt before whose instant nothing is booked.
-  local CLOSED = 2
-
   -- The permits that members who have not reported are taken to have granted without the server, from when they last heard it to the
   -- opening: at the pace of each rule, some time's worth of it at once, and one more each, because they grant whole permits; the most of these,
   -- though all rules held for them, because a shorter one may have been used up while a longer one was hardly used. Most of them have died when
@@ -184,12 +181,12 @@ local Recovery = setmetatable({ rare = function()
         Search.charge_at(state, at, permits)
         cap_buckets(state, at)
       end
-      local matters_for = is_lost == CLOSED and 0 or Rule.longest_window(state.rules)
+      local matters_for = is_lost == State.CLOSED and 0 or Rule.longest_window(state.rules)
       if not is_known and now < at + matters_for then
         kept[#kept + 1], kept[#kept + 2], kept[#kept + 3] = is_lost, at, permits
       end
       if whole_after > 0 and now < at + whole_after then
-        kept[#kept + 1], kept[#kept + 2], kept[#kept + 3] = CLOSED, at + whole_after, 0
+        kept[#kept + 1], kept[#kept + 2], kept[#kept + 3] = State.CLOSED, at + whole_after, 0
       end
     end
     state.doubts = kept
@@ -200,7 +197,7 @@ local Recovery = setmetatable({ rare = function()
   -- Brings a state of an earlier epoch into this one. Slots ahead are void: their holders have lost them. So are those that came when
   -- every lease was over. They must go: a state is charged with what is not known as far as it would grant, and a booking that nobody
   -- used would hide as much of that, until it leaves its window.
-  -- What stays is where it was booked: where memory is kept, a call that was on its way when the epoch began gives it back still.
+  -- A booking that stays is where it was: where memory is kept, a call that was on its way when the epoch began gives it back still.
   local function recover(state, epoch, now)
     local doubts, previous, void_from = state.doubts, 0, 0
     local function doubt(is_lost)

@@ -6,11 +6,14 @@ local State
 do
   local SIZE = 17
 
-  -- Follows the doubts before whose instant nothing is booked.
+  -- The kind of a doubt before whose instant nothing is booked: recovery.lua.
+  local CLOSED = 2
+
+  -- Follows the doubts of that kind.
   local function close(state)
     local doubts, closed_until = state.doubts, 0
     for index = 1, #doubts, 3 do
-      if doubts[index] == 2 then closed_until = max(closed_until, doubts[index + 1]) end
+      if doubts[index] == CLOSED then closed_until = max(closed_until, doubts[index + 1]) end
     end
     state.closed_until = closed_until
   end
@@ -212,7 +215,7 @@ do
   end
 
   State = setmetatable({
-    load = load, close = close, pack = pack, expires = expires, keep = keep, keep_all = keep_all, available = available, paused_until = paused_until, is_pending = is_pending,
+    CLOSED = CLOSED, load = load, close = close, pack = pack, expires = expires, keep = keep, keep_all = keep_all, available = available, paused_until = paused_until, is_pending = is_pending,
     rare = rare,
   }, Lazy)
 end

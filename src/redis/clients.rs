@@ -24,7 +24,7 @@ const SOME_ADDRESS: &str = "rediss://localhost";
 /// Makes clients.
 pub(super) struct Clients {
     files: RedisTls,
-    /// What the files held when they could last be used; `None` if none are named.
+    /// The content of the files when they could last be used; `None` if none are named.
     last: Mutex<Option<TlsCertificates>>,
     /// Held while the files are read: nobody can end that, so no other one begins beside it.
     reading: Arc<AsyncMutex<()>>,

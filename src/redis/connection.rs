@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use deadpool::managed::PoolError;
-use futures_util::future::{BoxFuture, FutureExt, join, ready};
+use futures_util::future::{FutureExt, join, ready};
 use redis::{Cmd, RedisError, Value};
 use tokio::time::{Instant, timeout};
 
@@ -15,7 +15,7 @@ use crate::config::model::{self, Confirm};
 use crate::entropy::Entropy;
 use crate::limiter::model::heartbeat::Heartbeat;
 use crate::limiter::model::limit::LimiterName;
-use crate::limiter::store::StoreError;
+use crate::limiter::store::{Failure, StoreError};
 use crate::redis::announcements::Announcements;
 use crate::redis::arguments::{self, Context};
 use crate::redis::exclusive::{Exclusive, NoConnection};
@@ -107,9 +107,6 @@ impl Reply {
         if self.is_confirmed { Ok(self.value) } else { Err(StoreError::Unconfirmed) }
     }
 }
-
-/// The error of a call, and the late answer to it.
-type LateFailure = (StoreError, Option<BoxFuture<'static, Option<Value>>>);
 
 /// A call that was made: whether the server did not know the script, and the answer.
 type Made = (bool, Result<Reply, RedisError>);
@@ -243,9 +240,9 @@ impl PartConnection {
         op: StoreOp,
         owner: LimiterName,
         command: impl Fn(&str) -> Cmd + Send + Sync + 'static,
-    ) -> Result<Value, LateFailure> {
+    ) -> Result<Value, Failure<Value>> {
         if !self.part.health.is_up() {
-            return Err((StoreError::Away, None));
+            return Err(StoreError::Away.into());
         }
         let caller = self.clone();
         let call = async move { caller.attempt(op, owner.as_str(), Turn::first(), command).await };
@@ -255,9 +252,9 @@ impl PartConnection {
         result.map_err(|error| match error {
             StoreError::Timeout(_) => {
                 let late = async move { Some(timeout(LATE_MAX, call).await.ok()?.ok()?.value) };
-                (error, Some(late.boxed()))
+                Failure { error, late: Some(late.boxed()) }
             }
-            _ => (error, None),
+            _ => error.into(),
         })
     }
 
@@ -268,9 +265,9 @@ impl PartConnection {
         op: StoreOp,
         owner: LimiterName,
         command: impl Fn(&str) -> Cmd + Send + Sync + 'static,
-    ) -> Result<Value, LateFailure> {
+    ) -> Result<Value, Failure<Value>> {
         if !self.part.health.is_up() {
-            return Err((StoreError::Away, None));
+            return Err(StoreError::Away.into());
         }
         let (first, second, command) = (self.clone(), self.clone(), Arc::new(command));
         let (turn, caller, again) = (Turn::first(), owner.clone(), command.clone());
@@ -306,11 +303,11 @@ impl PartConnection {
                 };
                 // Nobody knows by then whether a replica has confirmed it.
                 let error = if self.needs_confirmation(op) { StoreError::Unconfirmed } else { error };
-                (error, Some(late.boxed()))
+                Failure { error, late: Some(late.boxed()) }
             }
             // It has been carried out, and what it booked is given back.
-            StoreError::Unconfirmed => (error, Some(ready(unconfirmed).boxed())),
-            _ => (error, None),
+            StoreError::Unconfirmed => Failure { error, late: Some(ready(unconfirmed).boxed()) },
+            _ => error.into(),
         })
     }
 

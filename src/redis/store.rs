@@ -157,10 +157,7 @@ impl Store for RedisStore {
             };
             match self.connection.call_on(op, first.name.clone(), command).await {
                 Ok(value) => decode(&value).ok_or(StoreError::Malformed("reserve").into()),
-                Err((error, late)) => {
-                    let late = late.map(|late| async move { decode(&late.await?) }.boxed());
-                    Err(Failure { error, late })
-                }
+                Err(failure) => Err(failure.read(move |value| decode(&value))),
             }
         }
         .boxed()
@@ -230,10 +227,7 @@ impl Store for RedisStore {
             };
             match self.connection.call_once(StoreOp::ReportUpstream, owner, command).await {
                 Ok(value) => answers::report(&value).ok_or(StoreError::Malformed("report_upstream").into()),
-                Err((error, late)) => {
-                    let late = late.map(|late| async move { answers::report(&late.await?) }.boxed());
-                    Err(Failure { error, late })
-                }
+                Err(failure) => Err(failure.read(|value| answers::report(&value))),
             }
         }
         .boxed()

@@ -82,6 +82,14 @@ pub struct Failure<T = Answer> {
 /// Resolves to the answer to a call that nobody waits for any more; `None` if none came.
 pub type LateAnswer<T = Answer> = BoxFuture<'static, Option<T>>;
 
+impl<T: Send + 'static> Failure<T> {
+    /// Returns the failure with a late answer that was read; `None` is one that cannot be read.
+    pub fn read<U>(self, read: impl FnOnce(T) -> Option<U> + Send + 'static) -> Failure<U> {
+        let late = self.late.map(|late| -> LateAnswer<U> { async move { read(late.await?) }.boxed() });
+        Failure { error: self.error, late }
+    }
+}
+
 impl<T> From<StoreError> for Failure<T> {
     fn from(error: StoreError) -> Failure<T> {
         Failure { error, late: None }

@@ -261,7 +261,7 @@ fn giving_back((slot, count): (u64, u64), generation: u64, epoch: u64) -> Call {
     Call { replica: 1, epoch, generations: vec![generation], give_back, ..Call::default() }
 }
 
-/// What responses have cost less than their estimates comes back when the server has stood still.
+/// The part of an estimate that a response has not cost comes back when the server has stood still.
 #[test]
 fn permits_are_given_back_behind_a_silence_where_they_were_booked() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));

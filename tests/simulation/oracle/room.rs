@@ -15,7 +15,7 @@ use super::usage::StateUse;
 /// A window of this length outlives faults that lose knowledge.
 const LONG: u64 = 1_000_000_000;
 
-/// What such a fault takes at most of the permits of a long window: those of so much time, of so many replicas one each, and one in so many of
+/// Such a fault takes at most these of the permits of a long window: those of so much time, of so many replicas one each, and one in so many of
 /// all, which were prefetched.
 const UNKNOWN_FOR: u64 = 65_000_000;
 const REPLICAS_MAX: u64 = 2;

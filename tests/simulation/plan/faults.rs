@@ -1,4 +1,4 @@
-//! What befalls the fleet of a run, and when.
+//! Draws the faults of a run, and when each begins.
 
 use fastrand::Rng;
 

@@ -1,4 +1,4 @@
-//! What was taken for requests that have cost less.
+//! Permits that were taken for requests which have cost less.
 
 use std::collections::VecDeque;
 
