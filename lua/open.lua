@@ -69,8 +69,8 @@ do
       local own, rules = states[index], callers[2 * index - 1]
       state(own, KEYS[index], epoch, now, rules, lease, replica)
       own_rules[index] = Rule.parse_own(rules, own)
-      -- The caller has still to follow the last change.
-      if State.is_pending(own) and callers[2 * index] ~= own.generation then
+      -- The caller has still to follow the last change. Others have nothing to claim, and must not put the next change off.
+      if State.is_pending(own) and callers[2 * index] == own.previous_generation then
         own.rescheduled_until = max(own.rescheduled_until, now + lease)
       end
       is_moving = is_moving or own.timeline.moving ~= nil

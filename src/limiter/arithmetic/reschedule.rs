@@ -94,9 +94,10 @@ impl Reschedule {
         self.unclaimed.retain(|moved| moved.permits > 0 && self.until > now);
     }
 
-    /// Keeps the places until an instant, for a holder of permits that were booked under an earlier generation.
+    /// Keeps the places until an instant, for a caller that may hold permits of the generation before. Others have nothing to claim: if they
+    /// kept them, callers that come and go would put the next change off without end.
     pub fn keep_places(&mut self, generation: u64, until: Micros) {
-        if self.is_pending() && generation != self.generation.number {
+        if self.is_pending() && generation == self.generation.before {
             self.until = self.until.max(until);
         }
     }

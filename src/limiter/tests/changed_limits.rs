@@ -8,7 +8,7 @@ use crate::limiter::arithmetic::algorithm::kind::Kind;
 use crate::limiter::arithmetic::cell::cell_start;
 use crate::limiter::arithmetic::rule::Rule;
 use crate::limiter::arithmetic::state::LimiterState;
-use crate::limiter::model::Remaining;
+use crate::limiter::model::{Remaining, UNKNOWN_GENERATION};
 use crate::limiter::tests::oracle::{LEASE, SLIDING, START, rule};
 
 const SECOND: u64 = 1_000_000;
@@ -119,4 +119,20 @@ fn the_use_of_others_is_known_under_another_rate() {
     // A window of another length is another quota.
     let hour: Arc<[Rule]> = [rule(60, 3600 * SECOND, 1, SLIDING)].into();
     assert_eq!(drain(&mut state, &hour, now + LEASE + Micros(SECOND)), 32);
+}
+
+#[test]
+fn callers_that_come_and_go_do_not_put_a_change_off() {
+    let of = |rate| -> Arc<[Rule]> { [rule(rate, SECOND, 1, SLIDING)].into() };
+    let (mut state, [first, second, third]) = (LimiterState::default(), [2, 3, 4].map(of));
+    state.open(START, &first, LEASE, 1);
+    state.charge(START + Micros(60 * SECOND), 1);
+    state.open(START, &second, LEASE, 1);
+    // Who held the permit that has moved is gone. Those who call now have nothing to claim.
+    for passed in 1..100 {
+        let now = START + Micros(passed * SECOND / 10);
+        state.open(now, &third, LEASE, 1);
+        state.keep_places(UNKNOWN_GENERATION, now + LEASE);
+    }
+    assert_eq!(state.rules(), &third[..]);
 }
