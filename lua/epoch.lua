@@ -114,6 +114,8 @@ do
       -- Instants ahead are of another clock. So may all be where the clock was set back, or a caller has seen that: what was used since a
       -- reset would seem to lie before it. Members have forgotten what was used before, and do not report it.
       local is_set_back = known > before.id or now < before.begun
+      -- A caller that has seen a step knows no later epoch.
+      local is_stepped = known == before.id + 1 or now < before.begun
       if not is_set_back and (resets[#resets - 1] or 0) <= now then epoch.resets = resets end
       if (pauses[#pauses - 3] or 0) <= now then epoch.pauses = pauses end
       for index = 1, #members, SIZE do
@@ -123,6 +125,8 @@ do
           local until_now = now + matters_until - last
           members[index + 2] = last > now and until_now or max(matters_until, until_now)
         end
+        -- The server's copies of those that have ended have instants of the clock before: those who are there move theirs with it.
+        if is_stepped and last == 0 then members[index + 3] = 0 end
         -- An instant ahead is of another clock: a silence would be noticed only when this one has caught up.
         members[index + 1] = min(last, now)
       end

@@ -149,6 +149,34 @@ fn a_restart_with_the_data_costs_nothing_where_all_replicas_had_ended_in_order()
 }
 
 #[test]
+fn a_server_whose_clock_was_stepped_does_not_charge_the_copies_of_those_that_have_ended_as_they_are() {
+    for (step, awaited) in [(0, &[][..]), (1, &[1])] {
+        let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+        let first = fleet.begin(0);
+        fleet.beat(600_000, 1, first, Reported::default());
+        fleet.beat(600_000, 2, first, Reported::default());
+        assert_eq!(granted(&fleet.ask(SECOND, first, 4)).0, 4);
+        let copy = GrantCopy {
+            replica: 1,
+            number: 7,
+            is_final: true,
+            shift: 0,
+            written: Micros(START + SECOND + 50_000),
+            text: format!("\na {}:4", START + SECOND).into(),
+        };
+        let copies = CopyExchange { told: vec![copy], ..CopyExchange::default() };
+        let reported = Reported { memory: first, epoch: first };
+        fleet
+            .send(1_100_000, &Heartbeat { leaves: true, copies, ..heartbeat(1_100_000, 1, first, reported) });
+        // Restarted with its data, or with a clock that the other replica has seen stepped: that one knows by how much.
+        fleet.run = if step == 0 { "two" } else { fleet.run };
+        let answer = fleet.beat(4 * SECOND, 2, first + step, reported);
+        assert!(answer.epoch.memory > first);
+        assert_eq!(answer.awaited, awaited);
+    }
+}
+
+#[test]
 fn a_copy_that_is_not_final_is_charged_where_it_was_granted_and_the_rest_at_the_opening() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let second = lose_with_two(&mut fleet, 4, &[(200_000, 3)]);
