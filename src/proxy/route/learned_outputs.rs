@@ -2,7 +2,7 @@
 //! Knows nothing of requests.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::limiter::Partition;
 
@@ -12,7 +12,7 @@ const REMEMBERED: usize = 200;
 /// Nothing is learnt from fewer.
 const KNOWN_MIN: usize = 100;
 
-/// The partitions of a route that are learnt of: requests of further ones are estimated by what they say.
+/// The partitions of a route that are known at once: the one that answered longest ago makes room for a further one.
 const PARTITIONS_MAX: usize = 1000;
 
 /// The limiter, by its place in the route, and its partition.
@@ -20,10 +20,19 @@ type Key = (usize, Option<Partition>);
 
 /// The outputs of the last responses.
 #[derive(Default)]
-pub(crate) struct LearnedOutputs(Mutex<HashMap<Key, Outputs>>);
+pub(crate) struct LearnedOutputs(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    partitions: HashMap<Key, Outputs>,
+    /// The responses so far.
+    responses: u64,
+}
 
 #[derive(Default)]
 struct Outputs {
+    /// The number of the last response, of those of all partitions.
+    last: u64,
     /// The latest last.
     latest: VecDeque<u64>,
     percentile_95: Option<u64>,
@@ -46,15 +55,25 @@ impl Outputs {
 impl LearnedOutputs {
     /// Notes the output of a response.
     pub(crate) fn add(&self, place: usize, partition: Option<Partition>, output: u64) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() < PARTITIONS_MAX || known.contains_key(&(place, partition)) {
-            known.entry((place, partition)).or_default().add(output);
+        let (mut known, key) = (self.lock(), (place, partition));
+        let Known { partitions, responses } = &mut *known;
+        if partitions.len() >= PARTITIONS_MAX && !partitions.contains_key(&key) {
+            let oldest = partitions.iter().min_by_key(|(_, outputs)| outputs.last).map(|(key, _)| *key);
+            oldest.map(|oldest| partitions.remove(&oldest));
         }
+        *responses += 1;
+        let outputs = partitions.entry(key).or_default();
+        outputs.last = *responses;
+        outputs.add(output);
     }
 
     /// Returns the output that 19 of 20 responses did not exceed; `None` until a hundred are known.
     pub(crate) fn percentile_95(&self, place: usize, partition: Option<Partition>) -> Option<u64> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&(place, partition))?.percentile_95
+        self.lock().partitions.get(&(place, partition))?.percentile_95
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -75,12 +94,16 @@ mod tests {
     }
 
     #[test]
-    fn the_partitions_are_bounded() {
+    fn the_partition_that_answered_longest_ago_makes_room() {
         let outputs = LearnedOutputs::default();
-        for number in 0..=PARTITIONS_MAX {
-            let partition = Some(Partition::of([Some(&number.to_be_bytes()[..])]));
-            (0..100).for_each(|_| outputs.add(0, partition, 5));
-            assert_eq!(outputs.percentile_95(0, partition), (number < PARTITIONS_MAX).then_some(5));
+        let partition = |number: usize| Some(Partition::of([Some(&number.to_be_bytes()[..])]));
+        for number in 0..PARTITIONS_MAX {
+            (0..100).for_each(|_| outputs.add(0, partition(number), 5));
         }
+        outputs.add(0, partition(0), 5);
+        outputs.add(0, partition(PARTITIONS_MAX), 5);
+        assert_eq!(outputs.lock().partitions.len(), PARTITIONS_MAX);
+        let learnt = [0, 1, 2].map(|number| outputs.percentile_95(0, partition(number)));
+        assert_eq!(learnt, [Some(5), None, Some(5)]);
     }
 }
