@@ -12,7 +12,7 @@ use crate::config::model::Confirm;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Store {
-    /// This process's memory, enough for one replica.
+    /// This process's memory, enough for one replica and for short windows: it ends with the process.
     Memory,
     /// Redis 6.2 or newer, or Valkey, shared by all replicas.
     Redis(
