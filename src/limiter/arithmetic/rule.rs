@@ -67,6 +67,15 @@ impl Rule {
         self.kind.capacity(self.quota())
     }
 
+    /// Returns at least the most permits that are granted within a span, whenever it begins.
+    pub fn most_within(&self, span: Micros) -> u64 {
+        if self.has_windows() {
+            self.capacity().saturating_mul(span.0 / self.window.0.max(1) + 2)
+        } else {
+            self.capacity().saturating_add(self.quota().permits_within(span) + 1)
+        }
+    }
+
     /// Returns how long a permit matters after it was used.
     pub fn seen_for(&self) -> Micros {
         self.kind.seen_for(self.quota())

@@ -54,7 +54,7 @@ pub struct LimiterState {
     pause: Pause,
     /// The instant as of which bookings were last merged.
     pruned_at: Micros,
-    /// True where nobody hears that bookings have moved: a pause leaves them where they are. No state in Redis is so.
+    /// True where nobody hears that bookings have moved: they stay where they are. No state in Redis is so.
     is_unheard: bool,
 }
 
@@ -146,7 +146,8 @@ impl LimiterState {
         self.position(rule).and_then(|index| self.checkpoints.get(index)).copied()
     }
 
-    /// Puts `rules` in force and takes out the bookings from an instant on: the next call of a queue gives them their places under the rules.
+    /// Puts `rules` in force and takes out the bookings from an instant on: the next call of a queue gives them their places under the rules. Where
+    /// nobody hears of it they stay, and so nobody has to claim them before the next change.
     fn reschedule(&mut self, now: Micros, from: Micros, lease: Micros, rules: Vec<Rule>) {
         let cell = finest_cell(&self.rules);
         // A cell is moved whole or not at all: the part that stays must stay charged.
@@ -155,7 +156,7 @@ impl LimiterState {
         self.put_in_force(rules, now.min(void_from) - Micros::ONE);
         self.external_usage.iter_mut().for_each(ExternalUsage::heed);
         self.pause.restart(now);
-        let void = self.timeline.split_off(void_from);
+        let void = if self.is_unheard { Vec::new() } else { self.timeline.split_off(void_from) };
         self.reschedule.start(now, lease, (void_from, cell), void);
     }
 
@@ -218,7 +219,7 @@ impl LimiterState {
         has_changed
     }
 
-    /// Lets bookings stay where they are in a pause, or not: those who hold them do not hear of it.
+    /// Lets bookings stay where they are whatever changes, or not: those who hold them do not hear of it.
     pub(in crate::limiter) fn set_unheard(&mut self, is_unheard: bool) {
         self.is_unheard = is_unheard;
     }

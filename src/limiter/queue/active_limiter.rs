@@ -73,7 +73,7 @@ pub(in crate::limiter) struct Usage {
     pub(in crate::limiter) at: Option<Moment>,
     /// When it was carried out, by the store's clock.
     pub(in crate::limiter) answered: Micros,
-    /// The last booked slot, if it lay in the future.
+    /// The last booked slot, if it lay in the future and requests waited for the limiter.
     pub(in crate::limiter) booked_until: Option<Micros>,
 }
 

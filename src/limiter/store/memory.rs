@@ -10,6 +10,7 @@ use crate::limiter::arithmetic::deal::deal;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::line::Line;
 use crate::limiter::arithmetic::queue_order::QueueOrder;
+use crate::limiter::arithmetic::reschedule::Cursor;
 use crate::limiter::arithmetic::reserve::{report_upstream, reserve};
 use crate::limiter::arithmetic::state::LimiterState;
 use crate::limiter::model::{
@@ -47,6 +48,8 @@ struct Contents {
     by_hand: Vec<ByHand>,
     /// True where those who hold bookings do not hear that these have moved.
     is_unheard: bool,
+    /// What states are charged with because nobody knew what others were granted: the instant, and the permits.
+    unknown: HashMap<StateKey, (Micros, u64)>,
 }
 
 /// A pause by hand of a limiter, or of one of its partitions.
@@ -76,7 +79,7 @@ impl MemoryStore {
     }
 
     /// Returns an empty store for what a replica grants by itself in an outage. Those who hold slots of it do not hear that they have moved:
-    /// permits would be granted in their places once more. So a pause moves none, and its holders give them back to have others.
+    /// permits would be granted in their places once more. So nothing moves them, and their holders give them back to have others.
     pub(in crate::limiter) fn for_outages(clock: Clock) -> MemoryStore {
         let contents = Contents { is_unheard: true, ..Contents::default() };
         MemoryStore { clock, contents: Mutex::new(contents) }
@@ -102,18 +105,35 @@ impl MemoryStore {
     /// Charges permits that are used elsewhere. At least as many count as used at the instant of `used` or since, or from
     /// then on if it lies ahead. Nothing is granted before that instant.
     pub fn charge_at(&self, now: Micros, limiter_ref: &LimiterRef, used: (Micros, u64), replica: u64) {
+        self.lock().charge(now, limiter_ref, used, replica);
+    }
+
+    /// Charges, as [`MemoryStore::charge_at`] does, permits of which nobody knows whether they were granted to others, until
+    /// [`MemoryStore::forget_unknown`].
+    pub fn charge_unknown_at(
+        &self,
+        now: Micros,
+        limiter_ref: &LimiterRef,
+        used: (Micros, u64),
+        replica: u64,
+    ) {
         let mut contents = self.lock();
-        let mut state = contents.states.take(&key(limiter_ref)).unwrap_or_default();
-        state.set_unheard(contents.is_unheard);
-        // As of that instant: a later one would fold bookings up to then away, and the charge would not be seen. But what has changed since,
-        // the limits or a pause, must not take bookings out whose slots have come: they may have been used.
-        let passed = state.timeline().entries().iter().rev().map(|entry| entry.at).find(|at| *at <= now);
-        let opened = now.min(used.0).max(passed.unwrap_or_default());
-        state.open(opened, &limiter_ref.rules, LEASE, replica);
-        state.close_until(used.0);
-        state.charge_missing(now, used.0, used.1);
-        let expires = state.expires();
-        contents.put(key(limiter_ref), state, expires);
+        let charged = contents.charge(now, limiter_ref, used, replica);
+        if charged > 0 {
+            // Those that were charged before have moved up among them.
+            contents.unknown.insert(key(limiter_ref), (used.0, charged));
+        }
+    }
+
+    /// Takes back what was charged because nobody knew better. Returns whether there was any. A bucket from which it has begun to flow out
+    /// keeps it.
+    pub fn forget_unknown(&self, limiter_ref: &LimiterRef) -> bool {
+        let (mut contents, key) = (self.lock(), key(limiter_ref));
+        let Some((slot, permits)) = contents.unknown.remove(&key) else { return false };
+        if let Some(state) = contents.states.get_mut(&key) {
+            state.give_back(&mut Cursor::Here { slot }, permits);
+        }
+        true
     }
 
     /// Returns how many permits each limit lacks at an instant, or when the first one can be granted if that is later; and that instant.
@@ -255,6 +275,24 @@ impl Contents {
         }
     }
 
+    /// Returns how many permits were charged. Forgets some expired states: while the store is there nobody else calls, and each queue of a
+    /// partition that ends leaves one.
+    fn charge(&mut self, now: Micros, limiter_ref: &LimiterRef, used: (Micros, u64), replica: u64) -> u64 {
+        self.sweep(now);
+        let mut state = self.states.take(&key(limiter_ref)).unwrap_or_default();
+        state.set_unheard(self.is_unheard);
+        // As of that instant: a later one would fold bookings up to then away, and the charge would not be seen. But what has changed since,
+        // the limits or a pause, must not take bookings out whose slots have come: they may have been used.
+        let passed = state.timeline().entries().iter().rev().map(|entry| entry.at).find(|at| *at <= now);
+        let opened = now.min(used.0).max(passed.unwrap_or_default());
+        state.open(opened, &limiter_ref.rules, LEASE, replica);
+        state.close_until(used.0);
+        let charged = state.charge_missing(now, used.0, used.1);
+        let expires = state.expires();
+        self.put(key(limiter_ref), state, expires);
+        charged
+    }
+
     /// Takes a state out, opens it and lets it follow pauses by hand. It must be put back.
     fn take(&mut self, now: Micros, limiter_ref: &LimiterRef, replica: u64) -> LimiterState {
         let key = key(limiter_ref);
@@ -279,6 +317,7 @@ impl Contents {
     /// Forgets some expired states and queues.
     fn sweep(&mut self, now: Micros) {
         for key in self.states.sweep(now, LimiterState::expires) {
+            self.unknown.remove(&key);
             let is_partition = !self.ceilings.remove(&key);
             self.counts.entry(key.0).and_modify(|count| *count -= u32::from(is_partition));
         }
@@ -356,145 +395,4 @@ impl Store for MemoryStore {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::limiter::model::{Limiter, Outcome, Run};
-    use crate::limiter::tests::limiter;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn partition(limiter: &Limiter, value: u64) -> LimiterRef {
-        LimiterRef::new(limiter, Some(Partition::of([Some(&value.to_be_bytes()[..])])), Micros::ZERO)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn there_are_no_more_partitions_than_may_be() {
-        let store = MemoryStore::new(Clock::of_runtime());
-        let limiter = limiter(5, SECOND, Duration::ZERO);
-        let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: 1 }];
-        let call = Call { generations: vec![0], runs, ..Call::default() };
-        let has_room = |value: u64| {
-            let partition = partition(&limiter, value).partition.unwrap();
-            store.has_room(&limiter.name, partition, 3)
-        };
-        for value in 0..3 {
-            assert!(has_room(value), "{value}");
-            store.reserve_now(&[partition(&limiter, value)], &call);
-        }
-        assert!(has_room(0) && !has_room(3), "one that is there goes on");
-        // Nobody calls any more, and what has expired makes room all the same.
-        tokio::time::advance(2 * SECOND).await;
-        assert!(has_room(3));
-    }
-
-    #[tokio::test]
-    async fn expired_states_are_forgotten_by_calls_for_others() {
-        let (clock, limiter) = (Clock::of_runtime(), limiter(2, SECOND, SECOND));
-        let store = MemoryStore::new(clock);
-        let run = Run { cost: 1, wait_max: Micros::ZERO, count: 1 };
-        let call = Call { generations: vec![0], runs: vec![run], ..Call::default() };
-        let now = clock.now();
-        for value in 0..5000 {
-            store.reserve_at(now, &[partition(&limiter, value)], &call);
-        }
-        assert_eq!(store.len(), 5000);
-        // Three partitions stay in use; each call for them forgets a few of the expired states.
-        let later = now + Micros::from_millis(1500);
-        for value in 0..1000 {
-            store.reserve_at(later, &[partition(&limiter, value % 3)], &call);
-        }
-        assert_eq!(store.len(), 3);
-        let contents = store.lock();
-        assert!(contents.states.places() < 1000);
-    }
-
-    #[tokio::test]
-    async fn external_use_is_charged_once() {
-        let (clock, limiter) = (Clock::of_runtime(), limiter(10, SECOND, SECOND));
-        let (store, now) = (MemoryStore::new(clock), clock.now());
-        let limiter_ref = partition(&limiter, 1);
-        let left = || store.inspect_at(now, &limiter_ref).available[0];
-        store.charge_at(now, &limiter_ref, (now, 4), 1);
-        store.charge_at(now, &limiter_ref, (now, 4), 1);
-        assert_eq!(left(), 6);
-        store.charge_at(now, &limiter_ref, (now, 7), 1);
-        assert_eq!(left(), 3);
-    }
-
-    #[tokio::test]
-    async fn external_use_leaves_its_window_no_sooner_for_earlier_bookings() {
-        let (clock, limiter) = (Clock::of_runtime(), limiter(10, SECOND, SECOND));
-        let (store, now) = (MemoryStore::new(clock), clock.now());
-        let limiter_ref = partition(&limiter, 1);
-        let after = |millis| now + Micros::from_millis(millis);
-        let left = |at| store.inspect_at(at, &limiter_ref).available[0];
-        let run = Run { cost: 1, wait_max: Micros::ZERO, count: 5 };
-        let call = Call { queue_slots_left: 5, runs: vec![run], ..Call::default() };
-        store.reserve_at(now, std::slice::from_ref(&limiter_ref), &call);
-        // The five booked permits may be among the seven: it is unknown when those were used, but not after 800 ms.
-        store.charge_at(after(900), &limiter_ref, (after(800), 7), 1);
-        assert_eq!(left(after(900)), 3);
-        assert_eq!(left(now + limiter_ref.rules[0].window + Micros::from_millis(100)), 3);
-        assert_eq!(left(after(800) + limiter_ref.rules[0].window + Micros::ONE), 10);
-    }
-
-    #[tokio::test]
-    async fn nothing_is_granted_before_external_bookings() {
-        let (clock, limiter) = (Clock::of_runtime(), limiter(10, SECOND, SECOND));
-        let (store, now) = (MemoryStore::new(clock), clock.now());
-        let limiter_ref = partition(&limiter, 1);
-        let ahead = now + Micros::from_millis(3500);
-        store.charge_at(now, &limiter_ref, (ahead, 7), 1);
-        let run = Run { cost: 1, wait_max: Micros::from_millis(60_000), count: 4 };
-        let call = Call { queue_slots_left: 4, runs: vec![run], ..Call::default() };
-        let answer = store.reserve_at(now, std::slice::from_ref(&limiter_ref), &call);
-        let (first, then) = (answer.outcomes[0], answer.outcomes[1]);
-        assert_eq!(first, (3, Outcome::Booked(ahead)));
-        let window = limiter_ref.rules[0].window;
-        assert_eq!(then, (1, Outcome::Booked(ahead + window)));
-    }
-
-    #[tokio::test]
-    async fn use_until_now_is_not_compared_with_bookings_ahead() {
-        let (clock, limiter) = (Clock::of_runtime(), limiter(10, SECOND, SECOND));
-        let (store, now) = (MemoryStore::new(clock), clock.now());
-        let limiter_ref = partition(&limiter, 1);
-        let run = Run { cost: 1, wait_max: Micros::from_millis(60_000), count: 1 };
-        let call = Call { queue_slots_left: 1, runs: vec![run], ..Call::default() };
-        let after = |millis| now + Micros::from_millis(millis);
-        // A first outage, and a window later another one, in which the limiter's queues report slightly different instants.
-        store.charge_at(now, &limiter_ref, (after(900), 10), 1);
-        for ahead in [3000, 3200, 3100] {
-            store.charge_at(after(1000), &limiter_ref, (after(ahead), 10), 1);
-        }
-        let answer = store.reserve_at(after(1000), std::slice::from_ref(&limiter_ref), &call);
-        let window = limiter_ref.rules[0].window;
-        assert_eq!(answer.outcomes, [(1, Outcome::Booked(after(3200) + window))]);
-    }
-
-    /// As where the limits change in an outage: the worker after that charges what was used before the outage.
-    #[tokio::test]
-    async fn grants_since_external_use_count_under_changed_limits_and_in_a_pause() {
-        let clock = Clock::of_runtime();
-        let now = clock.now();
-        let after = |millis| now + Micros::from_millis(millis);
-        let of_rate = |rate| partition(&limiter(rate, SECOND, SECOND), 1);
-        let run = Run { cost: 1, wait_max: Micros::ZERO, count: 9 };
-        let call = Call { queue_slots_left: 9, runs: vec![run], ..Call::default() };
-        for (rate, is_paused) in [(9, false), (10, true)] {
-            let store = MemoryStore::new(clock);
-            store.charge_at(now, &of_rate(10), (now, 1), 1);
-            store.reserve_at(after(700), &[of_rate(10)], &call);
-            if is_paused {
-                let pause = PauseByHand { lasting: Micros::from_millis(60), ago: Micros::ZERO, replica: 1 };
-                store.pause_at(after(710), &of_rate(10), &pause).unwrap();
-                store.reserve_at(after(711), &[of_rate(10)], &call);
-            }
-            store.charge_at(after(720), &of_rate(rate), (now, 1), 1);
-            let left = store.inspect_at(after(1300), &of_rate(rate)).available[0];
-            assert_eq!(left, rate - 9, "{rate}");
-        }
-    }
-}
+mod tests;

@@ -49,6 +49,10 @@ impl Fleet {
         self.store.set_away(is_away);
     }
 
+    pub(in crate::limiter) fn set_epoch(&self, epoch: u64) {
+        self.store.set_epoch(epoch);
+    }
+
     pub(in crate::limiter) fn set_late_by(&self, late_by: Duration) {
         self.store.set_late_by(late_by);
     }

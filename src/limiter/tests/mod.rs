@@ -12,6 +12,7 @@ mod local_pauses;
 mod modes;
 mod moved_order;
 mod oracle;
+mod outages;
 mod overrides;
 mod prefetch;
 mod shared_quota;

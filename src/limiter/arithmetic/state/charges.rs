@@ -46,8 +46,8 @@ impl LimiterState {
     ///
     /// Earlier bookings may be among them, but it is unknown when the other permits were used: those bookings would leave
     /// their windows too soon. So they move up to the instant first. Without windows only the level matters, whenever the
-    /// permits were used. Use until `now` is not compared with an instant that lies ahead.
-    pub fn charge_missing(&mut self, now: Micros, at: Micros, permits: u64) {
+    /// permits were used. Use until `now` is not compared with an instant that lies ahead. Returns how many were charged.
+    pub fn charge_missing(&mut self, now: Micros, at: Micros, permits: u64) -> u64 {
         self.charge_folded(at, permits);
         let lies_ahead = at > now;
         let has_windows = self.rules.iter().any(Rule::has_windows);
@@ -60,13 +60,14 @@ impl LimiterState {
         };
         let missing = permits.saturating_sub(known);
         if missing == 0 {
-            return;
+            return 0;
         }
         if !lies_ahead && has_windows {
             self.uncharge_before(at, missing);
         }
         self.charge(at, missing);
         self.cap_buckets(at);
+        missing
     }
 
     /// Lets the checkpoints that hold an instant lack so many permits there: a booking at it is seen no more.

@@ -9,14 +9,16 @@ use crate::limiter::arithmetic::algorithm::fixed_window::CLOCKS_APART;
 use crate::limiter::arithmetic::limiter_ref::LimiterRef;
 use crate::limiter::arithmetic::rule::{Rule, SOON};
 use crate::limiter::arithmetic::share::Share;
-use crate::limiter::model::{Answer, Call, Costs, Holding, OnStoreFailure, Outcome, RetryDelay, Run};
+use crate::limiter::model::{
+    Answer, Call, Costs, Holding, OnStoreFailure, Outcome, RetryDelay, Run, UNKNOWN_GENERATION,
+};
 use crate::limiter::queue::active_limiter::Usage;
 use crate::limiter::recovery::fallback::Fallback;
 use crate::limiter::recovery::grants::{booked, granted_of};
 use crate::limiter::recovery::offline_grants::OwnPart;
 
-/// The most limiters and partitions whose usage is kept for an outage after their queues have ended: some 30 MB. Further ones
-/// begin an outage as if they had not been used.
+/// The most limiters and partitions whose usage is kept for an outage after their queues have ended, until it has left their windows: some
+/// 150 MB. Further ones begin an outage as if they had not been used.
 const USAGES_MAX: usize = 100_000;
 
 /// How long before a store's first failed call it must have told a limiter's usage: as long as some requests take to come.
@@ -26,10 +28,9 @@ impl Worker {
     /// Takes in the fleet's usage from the answer to a call that was sent at a moment.
     pub(super) fn observe_usage(&mut self, at: Moment, answer: &Answer) {
         self.queue.left.set(at, &answer.available);
-        let told = answer.available.iter().zip(&answer.lacking);
+        let told = answer.available.iter().zip(&answer.lacking).zip(self.waited_for(answer));
         let limiters = self.queue.instances.iter().zip(told).zip(self.store_calls.limiter_refs.iter());
-        let booked_until = Some(answer.last).filter(|last| *last > answer.now);
-        let each = limiters.map(|((instance, (available, lacking)), limiter_ref)| {
+        let each = limiters.map(|((instance, ((available, lacking), booked_until)), limiter_ref)| {
             instance.active.show_available(instance.partition, available);
             let rules = limiter_ref.rules.iter().zip(available);
             let used =
@@ -39,6 +40,37 @@ impl Worker {
             usage
         });
         self.usage = FleetUsage { each: each.collect(), is_old: false, unheard_until: Moment(0) };
+        self.forget_unknown();
+    }
+
+    /// Returns the last booked slot for each limiter for which requests may have waited when the store answered. One that has more left than another
+    /// limiter of the queue allows in the time before an outage makes nobody wait, whatever is booked ahead.
+    fn waited_for(&self, answer: &Answer) -> Vec<Option<Micros>> {
+        let Some(last) = Some(answer.last).filter(|last| *last > answer.now) else {
+            return vec![None; answer.available.len()];
+        };
+        let span = (last - answer.now).min(self.heard_lately());
+        let most_of = |of: &LimiterRef| of.rules.iter().map(|rule| rule.most_within(span)).min();
+        let most: Vec<_> = self.store_calls.limiter_refs.iter().map(most_of).collect();
+        let limiters = answer.available.iter().zip(&answer.paused).enumerate();
+        let waited_for = limiters.map(|(place, (available, paused))| {
+            let left = available.iter().copied().min().filter(|_| *paused <= answer.now).unwrap_or_default();
+            let others = most.iter().enumerate().filter(|(other, _)| *other != place);
+            let passes = others.filter_map(|(_, most)| *most).min();
+            passes.is_none_or(|passes| left < passes).then_some(last)
+        });
+        waited_for.collect()
+    }
+
+    /// Takes back what this replica's memory was charged with because nobody had heard of it, now that the store has told what is used: that counts
+    /// there at once, for a queue of the limiter whose own outage goes on.
+    fn forget_unknown(&self) {
+        let local = self.queue.with_policy(OnStoreFailure::Local);
+        let known =
+            local.map(|place| self.fallback.store.forget_unknown(&self.store_calls.limiter_refs[place]));
+        if known.fold(false, |any, was_unknown| any | was_unknown) {
+            self.charge_usage();
+        }
     }
 
     /// Returns whether other replicas may have been granted permits of which this one has not heard. One that is alone, or has never seen the store,
@@ -63,10 +95,10 @@ impl Worker {
     ///
     /// A share is the limit divided by the replicas that have one, and so is the part of the usage: all replicas together have left
     /// what the fleet had left. The tightest limit counts as full in two cases:
-    /// - the store was booked ahead: at the last booked slot, but not after the present moment, as nobody uses a slot of the store
+    /// - requests waited for the limiter: at the last booked slot, but not after the present moment, as nobody uses a slot of the store
     ///   from here on;
     /// - the store has granted nothing since an earlier outage: at the last contact, because other replicas, if there are any, may have been
-    ///   granted everything.
+    ///   granted everything. That counts until the store tells what is used.
     ///
     /// The permits that this replica was granted lately are charged in full: all replicas that have a share have heard of the limit since
     /// then, if not of these permits.
@@ -102,7 +134,7 @@ impl Worker {
                 // A charge would count under the others, too: for a day under a limit a day.
                 (since + rules.iter().filter_map(Rule::soon_whole_after).max().unwrap_or_default(), 0)
             };
-            store.charge_at(clock.now(), &limiter_ref, closed, *replica);
+            store.charge_unknown_at(clock.now(), &limiter_ref, closed, *replica);
         }
     }
 
@@ -135,7 +167,6 @@ impl Worker {
             let contact = clock.at(at.unwrap_or_default()).max(due.unwrap_or_default()).max(in_windows);
             // The share's calendar windows begin that much later than the store's.
             let at = contact.min(now) + CLOCKS_APART;
-            let is_full = is_old || booked_until.is_some();
             let whole = &self.store_calls.limiter_refs[place];
             let Some((limiter_ref, parts)) = whole.share(share).zip(whole.place(share)) else { continue };
             // Of what was granted lately not all replicas with a share may have heard, so that nobody else charges it.
@@ -146,10 +177,13 @@ impl Worker {
             drop(ledger);
             let others = all.saturating_sub(own - ahead.min(own));
             let used = others.div_ceil(parts.parts.max(1)) + own;
-            let full = if is_old { Rule::lacking_max } else { Rule::capacity };
-            let full = limiter_ref.rules.iter().map(full).min().unwrap_or_default();
-            let used = if is_full { used.max(full) } else { used };
+            let full = |of: fn(&Rule) -> u64| limiter_ref.rules.iter().map(of).min().unwrap_or_default();
+            let is_full = booked_until.is_some();
+            let used = if is_full { used.max(full(Rule::capacity)) } else { used };
             store.charge_at(now, &limiter_ref, (at, used), *replica);
+            if is_old {
+                store.charge_unknown_at(now, &limiter_ref, (at, full(Rule::lacking_max)), *replica);
+            }
         }
     }
 
@@ -227,7 +261,7 @@ impl Worker {
             let runs = vec![Run { cost: 1, wait_max: Micros::ZERO, count: *permits }];
             let call = Call {
                 replica: *replica,
-                generations: vec![0],
+                generations: vec![UNKNOWN_GENERATION],
                 runs,
                 prefetching_runs: 1,
                 ..Call::default()
@@ -305,7 +339,7 @@ impl Worker {
         let Fallback { store, replica, .. } = &*self.fallback;
         let places: Vec<usize> = self.queue.with_policy(OnStoreFailure::Local).collect();
         call.replica = *replica;
-        call.generations = vec![0; limiter_refs.len()];
+        call.generations = vec![UNKNOWN_GENERATION; limiter_refs.len()];
         let mut answer = store.reserve_now(limiter_refs, &call);
         let of_line = answer.line.iter_mut().flat_map(|line| &mut line.not_taken);
         let outcomes = answer.outcomes.iter_mut().map(|(_, outcome)| outcome);
