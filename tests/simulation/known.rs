@@ -36,9 +36,9 @@ const CLEAN: [(Mix, u64); 7] = [
 
 /// Seeds that found something once, each for a cause that no small test shows whole: answers that are lost on one connection, a probe over a
 /// dead one, limits that change in an outage, slots that are lost behind a wait, a pause that meets a burst, a resume in an outage, a lost
-/// answer at the end of a wait, a clock that is stepped by more than a window while replicas stall, and (of the simulation itself) a frozen
-/// server that was restarted and went on standing still.
-const MENDED: [(Mix, u64); 11] = [
+/// answer at the end of a wait, a clock that is stepped by more than a window while replicas stall, or behind a deploy, three reloads in an
+/// outage, and (of the simulation itself) a frozen server that was restarted and went on standing still.
+const MENDED: [(Mix, u64); 13] = [
     (Mix::Random, 800_012),
     (Mix::Random, 800_102),
     (Mix::Random, 1_000_720),
@@ -50,6 +50,8 @@ const MENDED: [(Mix, u64); 11] = [
     (Mix::Random, 9_001_404),
     (Mix::Dense, 9_710_838),
     (Mix::Dense, 9_712_110),
+    (Mix::Random, 9_905_282),
+    (Mix::Changes, 9_905_438),
 ];
 
 /// The first runs of a mix.
