@@ -66,7 +66,7 @@ async fn each_of_several_reloads_in_an_outage_is_followed() {
     let mut fast = slow.clone();
     fast.limits[0].rate = Permits::new(1000).unwrap();
     fast.limits[0].algorithm = Algorithm::TokenBucket { burst: Permits::new(50).unwrap() };
-    let fleet = fleet(&[slow.clone()], Duration::ZERO, SECOND);
+    let fleet = fleet(std::slice::from_ref(&slow), Duration::ZERO, SECOND);
     let set = limiter_set(&fleet.limiters, &["api"]);
     granted(&set, &[]).await.commit();
     fleet.set_away(true);
