@@ -48,7 +48,7 @@ struct Contents {
     by_hand: Vec<ByHand>,
     /// True where those who hold bookings do not hear that these have moved.
     is_unheard: bool,
-    /// What states are charged with because nobody knew what others were granted: the instant, and the permits.
+    /// The charges of states for grants to others of which nobody knew: the instant, and the permits.
     unknown: HashMap<StateKey, (Micros, u64)>,
 }
 

@@ -128,7 +128,7 @@ fn callers_that_come_and_go_do_not_put_a_change_off() {
     state.open(START, &first, LEASE, 1);
     state.charge(START + Micros(60 * SECOND), 1);
     state.open(START, &second, LEASE, 1);
-    // Who held the permit that has moved is gone. Those who call now have nothing to claim.
+    // The holder of the permit that has moved is gone. Those who call now have nothing to claim.
     for passed in 1..100 {
         let now = START + Micros(passed * SECOND / 10);
         state.open(now, &third, LEASE, 1);

@@ -1,4 +1,4 @@
-//! What a replica grants by itself while the store is away.
+//! Queues of a replica that grants by itself while the store is away, on paused time.
 
 use std::time::Duration;
 

@@ -116,6 +116,19 @@ fn a_final_copy_of_an_ended_member_is_all_that_is_charged_for_it() {
 }
 
 /// The only replica ends in order, or is killed, and then its server is restarted with its data.
+/// The first replica's copy of four permits that it was granted after a second.
+fn four_granted(is_final: bool) -> CopyExchange {
+    let copy = GrantCopy {
+        replica: 1,
+        number: 7,
+        is_final,
+        shift: 0,
+        written: Micros(START + SECOND + 50_000),
+        text: format!("\na {}:4", START + SECOND).into(),
+    };
+    CopyExchange { told: vec![copy], ..CopyExchange::default() }
+}
+
 #[test]
 fn a_restart_with_the_data_costs_nothing_where_all_replicas_had_ended_in_order() {
     for (leaves, left) in [(true, 6), (false, 0)] {
@@ -123,15 +136,7 @@ fn a_restart_with_the_data_costs_nothing_where_all_replicas_had_ended_in_order()
         let first = fleet.begin(0);
         fleet.beat(600_000, 1, first, Reported::default());
         assert_eq!(granted(&fleet.ask(SECOND, first, 4)).0, 4);
-        let copy = GrantCopy {
-            replica: 1,
-            number: 7,
-            is_final: leaves,
-            shift: 0,
-            written: Micros(START + SECOND + 50_000),
-            text: format!("\na {}:4", START + SECOND).into(),
-        };
-        let copies = CopyExchange { told: vec![copy], ..CopyExchange::default() };
+        let copies = four_granted(leaves);
         let reported = Reported { memory: first, epoch: first };
         fleet.send(1_100_000, &Heartbeat { leaves, copies, ..heartbeat(1_100_000, 1, first, reported) });
         fleet.run = "two";
@@ -156,15 +161,7 @@ fn a_server_whose_clock_was_stepped_does_not_charge_the_copies_of_those_that_hav
         fleet.beat(600_000, 1, first, Reported::default());
         fleet.beat(600_000, 2, first, Reported::default());
         assert_eq!(granted(&fleet.ask(SECOND, first, 4)).0, 4);
-        let copy = GrantCopy {
-            replica: 1,
-            number: 7,
-            is_final: true,
-            shift: 0,
-            written: Micros(START + SECOND + 50_000),
-            text: format!("\na {}:4", START + SECOND).into(),
-        };
-        let copies = CopyExchange { told: vec![copy], ..CopyExchange::default() };
+        let copies = four_granted(true);
         let reported = Reported { memory: first, epoch: first };
         fleet
             .send(1_100_000, &Heartbeat { leaves: true, copies, ..heartbeat(1_100_000, 1, first, reported) });
