@@ -87,24 +87,29 @@ fn restore_line(
     is_final: bool,
     name: &str,
 ) -> HeartbeatAnswer {
-    let copy = GrantCopy {
-        replica: 2,
-        number: 7,
-        is_final,
-        shift: 0,
-        written: Micros(START + SECOND + 150_000),
-        text: format!("\nother 1:1\n{name} {}:4", START + 100_000).into(),
-    };
+    let lines = format!("\nother 1:1\n{name} {}:4", START + 100_000);
     let heartbeat = Heartbeat {
         replica: 1,
         known_epoch: epoch,
         heard: Micros(START + after),
         matters_for: Micros(10 * SECOND),
         reported: Reported { memory: epoch, epoch },
-        copies: CopyExchange { told: vec![copy], ..CopyExchange::default() },
+        copies: copy_of(2, is_final, SECOND + 150_000, lines),
         ..Heartbeat::default()
     };
     fleet.store.heartbeat(&fleet.context(after), &heartbeat)
+}
+
+/// A replica's copy of its grants, written so long after the start.
+fn copy_of(replica: u64, is_final: bool, written_after: u64, lines: String) -> CopyExchange {
+    let written = Micros(START + written_after);
+    let copy = GrantCopy { replica, number: 7, is_final, shift: 0, written, text: lines.into() };
+    CopyExchange { told: vec![copy], ..CopyExchange::default() }
+}
+
+/// The first replica's copy of four permits that it was granted after a second.
+fn four_granted(is_final: bool) -> CopyExchange {
+    copy_of(1, is_final, SECOND + 50_000, format!("\na {}:4", START + SECOND))
 }
 
 #[test]
@@ -116,19 +121,6 @@ fn a_final_copy_of_an_ended_member_is_all_that_is_charged_for_it() {
 }
 
 /// The only replica ends in order, or is killed, and then its server is restarted with its data.
-/// The first replica's copy of four permits that it was granted after a second.
-fn four_granted(is_final: bool) -> CopyExchange {
-    let copy = GrantCopy {
-        replica: 1,
-        number: 7,
-        is_final,
-        shift: 0,
-        written: Micros(START + SECOND + 50_000),
-        text: format!("\na {}:4", START + SECOND).into(),
-    };
-    CopyExchange { told: vec![copy], ..CopyExchange::default() }
-}
-
 #[test]
 fn a_restart_with_the_data_costs_nothing_where_all_replicas_had_ended_in_order() {
     for (leaves, left) in [(true, 6), (false, 0)] {

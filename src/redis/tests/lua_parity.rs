@@ -476,7 +476,7 @@ fn give_back(model: &mut Model, store: &mut TestStore, index: usize, count: u64)
 /// Each half has a server of its own: a test and its server wait for each other by turns.
 #[test]
 fn lua_equals_rust() {
-    std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(|| compare(3000)))));
+    std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(|| compare(5000)))));
 }
 
 fn compare(cases: u32) {
