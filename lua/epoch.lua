@@ -25,6 +25,10 @@ local Epoch
 do
   local SIZE = 7
 
+  -- How long behind the beginning of an epoch, which opens in the meantime, members may be away at most: those who look for the server find it
+  -- within some second of each other.
+  local AWAY_FOR = 1500000
+
   -- Returns the present epoch. `caller` is the calling replica; nil where a silence does not matter. `known_epoch` is the latest epoch that the caller knows; `run` is the server's run as the caller knows
   -- it: empty if unknown, `?` on a Cluster, where the caller does not know the server. `text` is the value of the key, `settle` how
   -- long a new epoch takes to open, and how long a silence is a doubt; 0: there are no epochs. `live_key` is the set of the states that are
@@ -227,6 +231,22 @@ do
       return count
     end
 
+    -- Returns how many members may still go by their shares, and `of` how many that is, because they have not come back since the epoch began,
+    -- or have heard the server in it and lost it again; nil if there are none. Who stays away for longer has died, as a rule.
+    local function away(epoch, now)
+      -- Who hears the server says so in this time; who does not goes by its share no sooner.
+      local SILENT = 500000
+      local count, of, members = 0, 0, epoch.members
+      for index = 1, #members, SIZE do
+        local last = members[index + 1]
+        local is_away = members[index + 4] < epoch.id or last >= epoch.begun and now - last > SILENT
+        if last > 0 and (is_away or members[index + 6] == 1) then
+          count, of = count + (is_away and 1 or 0), of + 1
+        end
+      end
+      return count > 0 and { count = count, of = of } or nil
+    end
+
     -- Returns true if `whole` is the key of a state, or of the limiter that the state is a partition of.
     local function is_part(whole, key)
       return key == whole or key:sub(1, #whole + 1) == whole .. ":"
@@ -251,10 +271,10 @@ do
     end
 
     return {
-      begin = begin, check_live = check_live, keep_live = keep_live, without_state = without_state, note_live = note_live, note_moved = note_moved, moved_since = moved_since, knows_all = knows_all, unreported = unreported,
+      begin = begin, check_live = check_live, keep_live = keep_live, without_state = without_state, note_live = note_live, note_moved = note_moved, moved_since = moved_since, knows_all = knows_all, unreported = unreported, away = away,
       is_part = is_part, reset_of = reset_of, pause_of = pause_of,
     }
   end
 
-  Epoch = setmetatable({ SIZE = SIZE, open = open, keep = keep, answer = answer, rare = rare }, Lazy)
+  Epoch = setmetatable({ SIZE = SIZE, AWAY_FOR = AWAY_FOR, open = open, keep = keep, answer = answer, rare = rare }, Lazy)
 end

@@ -5,6 +5,8 @@
 --   seen     the most permits reported since `since`; `before`: the most of the window before that
 --   heeded   the permits that were left to others when the bookings ahead were placed
 --   refused  { slot, permits, ... } that the upstream refused and did not count, and that stay booked
+-- Members of the fleet that may still go by their shares, `state.away`, are others, too, for as long as that lasts (Epoch.away): what Rust has
+-- no twin of.
 
 local ExternalUsage = setmetatable({ rare = function()
   local function from_row(row)
@@ -19,16 +21,35 @@ local ExternalUsage = setmetatable({ rare = function()
     return from_row({ 0, 0, 0, 0, 0, {} })
   end
 
+  -- Returns the usages of a state, to be changed.
+  local function of(state)
+    if not state.external_usage then
+      state.external_usage = {}
+      for index = 1, #state.rules do state.external_usage[index] = new() end
+    end
+    return state.external_usage
+  end
+
   local function load(rows)
     local usages = {}
     for index = 1, #rows do usages[index] = from_row(rows[index]) end
     return usages
   end
 
+  -- Leaves the members that have not come back since the epoch began their shares.
+  local function leave_shares(state, epoch, now)
+    state.away = Epoch.away(epoch, now)
+    if state.away then of(state) end
+  end
+
+  -- Returns the rows to be stored; 0 if all are as new.
   local function pack(usages)
-    local rows = {}
-    for index = 1, #usages do rows[index] = to_row(usages[index]) end
-    return rows
+    local rows, is_new = {}, true
+    for index, usage in ipairs(usages) do
+      rows[index] = to_row(usage)
+      is_new = is_new and usage.permits == 0 and usage.since == 0 and usage.heeded == 0
+    end
+    return is_new and 0 or rows
   end
 
   -- Returns the permits of a window that are left to others: a little more than expected, for they do not come evenly.
@@ -38,9 +59,17 @@ local ExternalUsage = setmetatable({ rare = function()
     return usage.permits + floor(usage.permits / MARGIN_PART) + 1
   end
 
+  -- Returns the permits of a window that members who go by their shares may use. A limit that is not soon whole again is charged with what
+  -- they may have used of it (Recovery), and so is a bucket.
+  local function left_to_members(away, rule)
+    local SOON = 6000000
+    if not away or not rule.algorithm.window_start or rule.window > SOON then return 0 end
+    return floor(rule.rate / away.of) * away.count + min(away.count, rule.rate % away.of)
+  end
+
   -- Returns the permits of the rule at an index that are left to others.
   local function external(state, index)
-    return left_to_others(state.external_usage[index])
+    return left_to_others(state.external_usage[index]) + left_to_members(state.away, state.rules[index])
   end
 
   -- Returns the permits of the rule at an index that are left to this fleet.
@@ -69,7 +98,7 @@ local ExternalUsage = setmetatable({ rare = function()
 
   -- Notes that the bookings ahead are placed by the present usage.
   local function heed(state)
-    for _, usage in ipairs(state.external_usage) do usage.heeded = left_to_others(usage) end
+    for index, usage in ipairs(state.external_usage) do usage.heeded = external(state, index) end
   end
 
   -- Returns true if the bookings ahead of some rule were placed by a usage that differs too much: it is larger, or this fleet's share has grown by
@@ -113,7 +142,7 @@ local ExternalUsage = setmetatable({ rare = function()
   end
 
   return {
-    new = new, load = load, pack = pack, external = external, rate_left = rate_left, compare = compare, forget = forget,
+    of = of, leave_shares = leave_shares, load = load, pack = pack, external = external, rate_left = rate_left, compare = compare, forget = forget,
     heed = heed, is_unheeded = is_unheeded, carry_over = carry_over,
   }
 end }, Lazy)

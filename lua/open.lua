@@ -10,6 +10,7 @@ do
   local function state(state, key, epoch, now, text, lease, replica)
     if state.epoch ~= epoch.id then Recovery.recover(state, epoch, now) end
     if Earlier.id then Earlier.adopt(state, key, now) end
+    if #epoch.members > Epoch.SIZE and now < epoch.begun + Epoch.AWAY_FOR then ExternalUsage.leave_shares(state, epoch, now) end
     if state.rescheduled_until <= now then state.rescheduled, state.timeline.moving = {}, nil end
     local declared = state.declared
     if #declared == 0 then

@@ -4,15 +4,6 @@
 
 local UpstreamReport
 do
-  -- Returns the external usage of each rule, to be changed.
-  local function usages_of(state)
-    if not state.external_usage then
-      state.external_usage = {}
-      for index = 1, #state.rules do state.external_usage[index] = ExternalUsage.new() end
-    end
-    return state.external_usage
-  end
-
   -- Those of a cell are kept as one, at the latest slot: there are no more of them than cells.
   local function refuse(usage, now, rule, slots)
     local kept, place_of, known, window, cell = {}, {}, usage.refused, rule.window, rule.cell
@@ -56,7 +47,7 @@ do
 
   -- Notes permits that the upstream refused and did not count: slots and permits by turns. They stay booked.
   local function observe_refused(state, now, slots)
-    local usages = usages_of(state)
+    local usages = ExternalUsage.of(state)
     for index, rule in ipairs(state.rules) do
       if rule.algorithm.window_start then refuse(usages[index], now, rule, slots) end
     end
@@ -78,7 +69,7 @@ do
     end
     -- The bookings to compare with are gone.
     if slot + rule.window <= now then return 0 end
-    local usage, from = usages_of(state)[place], max(window_start(rule, slot, length) - apart, 0)
+    local usage, from = ExternalUsage.of(state)[place], max(window_start(rule, slot, length) - apart, 0)
     local own = max(Timeline.held_between(state.timeline, from, till) - refused_between(usage, from, till), 0)
     return note_usage(usage, now, rule.window, max(max(rule.rate - permits, 0) - own, 0))
   end

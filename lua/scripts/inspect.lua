@@ -21,6 +21,7 @@ local at, till, replica = Epoch.pause_of(epoch, state_key)
 local is_outdated = pause.status > 0 and at < pause.set_at
 if at > pause.by_hand_at and not is_outdated then pause = { paused_until = till, status = 0, named = 0, replica = replica } end
 if pause.paused_until <= now then pause = Pause.NONE end
+if now < epoch.begun + Epoch.AWAY_FOR then ExternalUsage.leave_shares(state, epoch, now) end
 local available = {}
 for index, rule in ipairs(Rule.parse_own(rules, state)) do available[index] = State.available(state, now, rule) end
 return cmsgpack.pack({

@@ -9,7 +9,7 @@ use crate::limiter::model::epoch::Epoch;
 use crate::limiter::model::grant_copy::{CopyExchange, GrantCopy};
 use crate::limiter::model::heartbeat::{Heartbeat, HeartbeatAnswer, Member, Reported};
 use crate::limiter::model::limit::LimiterName;
-use crate::redis::tests::fleet::{Fleet, SECOND, granted, heartbeat, lost};
+use crate::redis::tests::fleet::{Fleet, SECOND, granted, heartbeat, lost, slots};
 use crate::redis::tests::{LEASE, START};
 
 /// Grants of two replicas, so many of them at one instant, are lost, and the first has reported its own. Returns the new epoch.
@@ -277,6 +277,56 @@ fn those_who_wait_move_up_when_a_late_report_takes_a_charge_back() {
     assert_eq!(moved.epoch.id, second);
     assert!(moved.generations[0].number > waiting.generations[0].number);
     assert!(moved.generations[0].void_from <= Micros(START + 11 * SECOND));
+}
+
+/// Two members of `10/1s`, behind a silence that the first one has ended. Returns the epoch and what either has to report then.
+fn silence_of_two(fleet: &mut Fleet) -> (u64, Reported) {
+    let rules = fleet.limiter_ref.rules.iter();
+    fleet.limiter_ref.rules = rules.map(|rule| Rule { window: Micros(SECOND), ..rule.clone() }).collect();
+    let first = fleet.begin(0);
+    for replica in [1, 2] {
+        fleet.beat(600_000, replica, first, Reported { memory: first, epoch: first });
+    }
+    let second = fleet.renew(3 * SECOND, first);
+    fleet.keep_alive(3 * SECOND, 3_500_000, second);
+    (second, Reported { memory: first, epoch: second })
+}
+
+/// It goes by its share until it comes back, while the one that came back first goes by the store.
+#[test]
+fn a_member_that_is_still_away_is_left_its_share() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let (epoch, reported) = silence_of_two(&mut fleet);
+    // What it may have used before the epoch opened leaves the window then.
+    let waiting = fleet.ask(3_600_000, epoch, 15);
+    let expected: Vec<u64> = (4..7).flat_map(|second| [second * SECOND + 500_000; 5]).collect();
+    assert_eq!(slots(&waiting), expected);
+    fleet.keep_alive(3_600_000, 4_400_000, epoch);
+    fleet.beat(4_400_000, 2, epoch, reported);
+    // Who waits moves up, and nothing is left to others any more.
+    let moved = fleet.ask(4_400_000, epoch, 0);
+    assert!(moved.generations[0].number > waiting.generations[0].number, "{moved:?}");
+    assert_eq!(fleet.available(4_500_000), 5);
+}
+
+#[test]
+fn a_member_that_has_lost_the_store_again_is_left_its_share() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let (epoch, reported) = silence_of_two(&mut fleet);
+    fleet.beat(3_600_000, 2, epoch, reported);
+    fleet.keep_alive(3_600_000, 4_200_000, epoch);
+    assert_eq!(granted(&fleet.ask(4_100_000, epoch, 4)).0, 4);
+    assert_eq!(granted(&fleet.ask(4_200_000, epoch, 6)).0, 1);
+}
+
+/// What does not come back has died, as a rule.
+#[test]
+fn a_member_that_does_not_come_back_is_left_its_share_for_a_second_and_a_half() {
+    let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
+    let (epoch, _) = silence_of_two(&mut fleet);
+    fleet.keep_alive(3_500_000, 4_300_000, epoch);
+    assert_eq!(slots(&fleet.ask(4_400_000, epoch, 6)), [[4_500_000; 5].as_slice(), &[5_500_000]].concat());
+    assert_eq!(granted(&fleet.ask(4_500_000, epoch, 4)).0, 4);
 }
 
 #[test]
