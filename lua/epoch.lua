@@ -232,9 +232,9 @@ do
     end
 
     -- Returns how many members may still go by their shares, and `of` how many that is, because they have not come back since the epoch began,
-    -- or have heard the server in it and lost it again; nil if there are none. Who stays away for longer has died, as a rule.
+    -- or have heard the server in it and lost it again; nil if there are none. One that stays away for longer has died, as a rule.
     local function away(epoch, now)
-      -- Who hears the server says so in this time; who does not goes by its share no sooner.
+      -- A member that hears the server says so within this time; one that does not goes by its share no sooner.
       local SILENT = 500000
       local count, of, members = 0, 0, epoch.members
       for index = 1, #members, SIZE do

@@ -5,8 +5,8 @@
 --   seen     the most permits reported since `since`; `before`: the most of the window before that
 --   heeded   the permits that were left to others when the bookings ahead were placed
 --   refused  { slot, permits, ... } that the upstream refused and did not count, and that stay booked
--- Members of the fleet that may still go by their shares, `state.away`, are others, too, for as long as that lasts (Epoch.away): what Rust has
--- no twin of.
+-- Members of the fleet that may still go by their shares, `state.away`, count as others for as long as that lasts (Epoch.away). Rust has no
+-- twin of this part.
 
 local ExternalUsage = setmetatable({ rare = function()
   local function from_row(row)

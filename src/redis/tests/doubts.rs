@@ -297,13 +297,13 @@ fn silence_of_two(fleet: &mut Fleet) -> (u64, Reported) {
 fn a_member_that_is_still_away_is_left_its_share() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
     let (epoch, reported) = silence_of_two(&mut fleet);
-    // What it may have used before the epoch opened leaves the window then.
+    // Its possible use from before the opening leaves the window first, at 4.5 s.
     let waiting = fleet.ask(3_600_000, epoch, 15);
     let expected: Vec<u64> = (4..7).flat_map(|second| [second * SECOND + 500_000; 5]).collect();
     assert_eq!(slots(&waiting), expected);
     fleet.keep_alive(3_600_000, 4_400_000, epoch);
     fleet.beat(4_400_000, 2, epoch, reported);
-    // Who waits moves up, and nothing is left to others any more.
+    // The waiting requests move up, and nothing is left to others any more.
     let moved = fleet.ask(4_400_000, epoch, 0);
     assert!(moved.generations[0].number > waiting.generations[0].number, "{moved:?}");
     assert_eq!(fleet.available(4_500_000), 5);
@@ -319,7 +319,7 @@ fn a_member_that_has_lost_the_store_again_is_left_its_share() {
     assert_eq!(granted(&fleet.ask(4_200_000, epoch, 6)).0, 1);
 }
 
-/// What does not come back has died, as a rule.
+/// A member that stays away has died, as a rule.
 #[test]
 fn a_member_that_does_not_come_back_is_left_its_share_for_a_second_and_a_half() {
     let mut fleet = Fleet::new(Kind::SlidingWindow(SlidingWindow));
