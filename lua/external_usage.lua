@@ -62,8 +62,7 @@ local ExternalUsage = setmetatable({ rare = function()
   -- Returns the permits of a window that members who go by their shares may use. A limit that is not soon whole again is charged with what
   -- they may have used of it (Recovery), and so is a bucket.
   local function left_to_members(away, rule)
-    local SOON = 6000000
-    if not away or not rule.algorithm.window_start or rule.window > SOON then return 0 end
+    if not away or not rule.algorithm.window_start or rule.window > Rule.SOON then return 0 end
     return floor(rule.rate / away.of) * away.count + min(away.count, rule.rate % away.of)
   end
 

@@ -16,7 +16,7 @@ local Recovery = setmetatable({ rare = function()
   -- The rules that are `SOON` whole again are not among these where another one is not: a second's permits may be those of a day.
   -- Returns the longest time for which these may be used up, too: until it is over nothing is booked.
   local function granted_away(state, epoch)
-    local AT_ONCE, SOON, CUT_OFF_MAX = 5000000, 6000000, 60000000
+    local AT_ONCE, SOON, CUT_OFF_MAX = 5000000, Rule.SOON, 60000000
     local most, of_short, whole_after, silent = 0, 0, 0, Epoch.unreported(epoch)
     local away = min(epoch.opens - epoch.silent_from, CUT_OFF_MAX) + AT_ONCE
     for _, rule in ipairs(state.rules) do

@@ -12,6 +12,9 @@ do
   -- Over a hundred years: sums of two spans stay below 2^53.
   local SPAN_MAX = 4000000000000000
 
+  -- A limit that is whole again within this time is so soon. Twin of `SOON` in rule.rs.
+  local SOON = 6000000
+
   local function parse(rules, text)
     local letter, rate, window, cell, rest = string.match(text, "^(%a) (%d+) (%d+) (%d+)(.*)$")
     rate, window = tonumber(rate), tonumber(window)
@@ -129,7 +132,7 @@ do
   end
 
   Rule = {
-    SPAN_MAX = SPAN_MAX, parse_all = parse_all, parse_own = parse_own, cell_start = cell_start, cell_from = cell_from,
+    SPAN_MAX = SPAN_MAX, SOON = SOON, parse_all = parse_all, parse_own = parse_own, cell_start = cell_start, cell_from = cell_from,
     span_exact = span_exact, is_one = is_one, position = position, shortest = shortest,
     longest_window = longest_window,
   }
